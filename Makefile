@@ -24,7 +24,7 @@ test-ray: $(VENV)/.installed-test
 test-browser: $(VENV)/.installed-test
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser]' \
 	  || echo "Playwright cannot be installed from here: the tests of pages are skipped"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -rs tests/browser
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -rs -m browser
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff check src tests

@@ -23,12 +23,12 @@ from optimizers import Spec, begun
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results" / "adam_floor.jsonl"
 
 
-def looked_at(rule: Any, state: Any) -> dict[str, float]:
+def looked_at(optimizer: Any, state: Any) -> dict[str, float]:
     """What the floor decides in the update that was just made from this state."""
-    start = 1.0 - rule.beta2 ** state["taken"]
+    start = 1.0 - optimizer.beta2 ** state["taken"]
     scale = torch.cat([v.flatten() for v in state["v"].values()]).sub(state["psi"]).div(start)
-    update = torch.cat([m.flatten() for m in state["m"].values()]) / scale.clamp_min(rule.floor).sqrt()
-    low = scale <= rule.floor
+    update = torch.cat([m.flatten() for m in state["m"].values()]) / scale.clamp_min(optimizer.floor).sqrt()
+    low = scale <= optimizer.floor
     share = update[low].square().sum() / update.square().sum()
     return {"step": state["taken"], "at_floor": float(low.double().mean()), "share_of_update": float(share)}
 
@@ -46,9 +46,9 @@ def main() -> None:
     every, seen = run.plan.steps // arguments.epochs, []
     for _ in take_steps(run):
         if run.next % every == 0:
-            seen.append(looked_at(run.plan.rule, run.state()["rule"]))
+            seen.append(looked_at(run.plan.optimizer, run.state()["rule"]))
             print(json.dumps(seen[-1]), flush=True)
-    row = {"spec": asdict(spec), "psi": run.state()["rule"]["psi"], "floor": run.plan.rule.floor, "epochs": seen}
+    row = {"spec": asdict(spec), "psi": run.state()["rule"]["psi"], "floor": run.plan.optimizer.floor, "epochs": seen}
     with RESULTS.open("a") as file:
         file.write(json.dumps(row, ensure_ascii=False) + "\n")
 

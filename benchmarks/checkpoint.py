@@ -58,9 +58,9 @@ class Timed:
     """A run's witness, timed."""
 
     def __init__(self, witness: Any, *watches: Watch) -> None:
-        self.meets, self.releasing = witness.meets, witness.releasing
+        self.allows, self.before_release = witness.allows, witness.before_release
         for watch in watches:
-            self.meets = watch.around(self.meets)
+            self.allows = watch.around(self.allows)
 
 
 def measure(model: str, method: str, steps: int, directory: Path, *, every: int = 50) -> dict[str, Any]:
@@ -77,8 +77,8 @@ def measure(model: str, method: str, steps: int, directory: Path, *, every: int 
     once.around(kept.begin)(run)
     run.charged_by(once.around(account.charge))
     kept.save, kept.log = often.around(kept.save), often.around(kept.log)  # type: ignore[method-assign]
-    assert run._witness is not None
-    run.witnessed_by(Timed(run._witness, tags, often))
+    assert run._noise_guard is not None
+    run.guard_noise(Timed(run._noise_guard, tags, often))
     run.step(run.batch(0))  # warm up
     often.cpu = often.wall = tags.cpu = 0.0
     cpu, wall = time.process_time(), time.perf_counter()

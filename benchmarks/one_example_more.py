@@ -4,7 +4,8 @@
     python benchmarks/one_example_more.py --json figures.json
 
 Neighbours are adversarial: alike, cancelling, huge, broken rows, and labels at the kink of a loss, where the rounding
-of a prediction decides the sign of a gradient (``tests/neighbours.py``). The affordable part of it is a test.
+of a prediction decides the sign of a gradient (``tests/helpers/shipped_models.py``). The affordable
+part of it is a test.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 
-from neighbours import KINDS, MODELS, Stage, climb
+from shipped_models import KINDS, MODELS, Stage, climb
 
 BATCHES = (2, 37, 256, 4096)
 
@@ -27,7 +28,12 @@ def measure(name: str, batch: int, kinked: bool, search: int, arithmetic: str) -
     kinds = KINDS if batch <= 256 and not MODELS[name].slow else ("plain", "alike", "powers")
     bound = 1 + stage.plan.charge
     about = {"model": name, "batch": batch, "loss": "kinked" if kinked else "own", "arithmetic": arithmetic}
-    return {**about, "places": stage.plan.room.places, "clips": climb(stage, search, kinds) * bound, "charged": bound}
+    return {
+        **about,
+        "rows": stage.run.state()["chunk_rows"],
+        "clips": climb(stage, search, kinds) * bound,
+        "charged": bound,
+    }
 
 
 def main() -> None:

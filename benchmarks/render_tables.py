@@ -39,8 +39,9 @@ REPORTED = {
     ),
     "patients": (
         "Patients",
-        "A made-up table of 8 000 visits of 4 098 patients (tests/patients.py): gaps, stray words, rare categories, "
-        "dates, free text, one target in six positive; another draw of the script that made one of the five. "
+        "A made-up table of 8 000 visits of 4 098 patients (tests/helpers/patients.py): gaps, stray words, rare "
+        "categories, dates, free text, one target in six positive; another draw of the script that made one of the "
+        "five. "
         "`--target y --unit patient_id`: ε is per patient.",
         [HUSH, *WITHOUT],
     ),

@@ -14,12 +14,12 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 
 from hush.report.page import render_report
 from hush.report.rows import read_results
 from hush.report.store_page import make_store_page
-from synthetic import make_many, write_plainly
+from synthetic_stores import make_many, write_plainly
 
 RUNS = 2476
 CLICK = """(selector) => new Promise((done) => {

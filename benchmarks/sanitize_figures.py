@@ -62,7 +62,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Figures:
+class ClassificationMetrics:
     """What is drawn: the axes of each figure."""
 
     base: Training = Training()
@@ -84,7 +84,7 @@ class Figures:
         return list(dict.fromkeys([*static, *adaptive, *shares, self.base]))
 
 
-SMALL = Figures(
+SMALL = ClassificationMetrics(
     base=Training(problem="digits-mlp", width=4, batch_size=128, epochs=3, examples=None, lr=3e-3),
     widths=(2, 4),
     shares=(0.05, 0.1),
@@ -149,11 +149,11 @@ def _measure(model: nn.Module, task: Problem) -> dict[str, float]:
     return {"accuracy": accuracy, "norm": measure_norm(find_weight(model))}
 
 
-def keep(figures: Figures, store: Path) -> Iterator[dict[str, Any]]:
+def keep(metrics: ClassificationMetrics, store: Path) -> Iterator[dict[str, Any]]:
     """The results of all runs, from the store where they are there."""
     store.mkdir(parents=True, exist_ok=True)
     task: Problem | None = None
-    for run in figures.list_runs():
+    for run in metrics.list_runs():
         path = store / f"{run.key}.json"
         if not path.exists():
             task = task or catalogue.load(run.problem)
@@ -161,34 +161,34 @@ def keep(figures: Figures, store: Path) -> Iterator[dict[str, Any]]:
         yield json.loads(path.read_text())
 
 
-def draw(figures: Figures, store: Path) -> dict[str, Any]:
+def draw(metrics: ClassificationMetrics, store: Path) -> dict[str, Any]:
     """Every figure as data."""
-    runs = {Training(**found["run"]): found["epochs"] for found in keep(figures, store)}
-    base, widths = figures.base, figures.widths
+    runs = {Training(**found["run"]): found["epochs"] for found in keep(metrics, store)}
+    base, widths = metrics.base, metrics.widths
     static = runs[base]
-    adaptive = {t: runs[replace(base, share=t)] for t in figures.shares}
-    chosen = min(adaptive, key=lambda t: abs(t - figures.share))
+    adaptive = {t: runs[replace(base, share=t)] for t in metrics.shares}
+    chosen = min(adaptive, key=lambda t: abs(t - metrics.share))
     return {
-        "spec": asdict(figures),
+        "spec": asdict(metrics),
         "status": make_plan(base, 50_000).guarantee().status,
-        "epsilon_by_sigma_and_delta": _account(figures),
+        "epsilon_by_sigma_and_delta": _account(metrics),
         "accuracy_by_width": {
             "static": [[n, *_rate(runs[replace(base, width=n)])] for n in widths],
-            "adaptive": [[n, *_rate(runs[replace(base, width=n, share=figures.share)])] for n in widths],
+            "adaptive": [[n, *_rate(runs[replace(base, width=n, share=metrics.share)])] for n in widths],
         },
         "flags": {
-            "static": _flag(static, flag_flat, figures.lengths, figures.thresholds),
-            "adaptive": _flag(adaptive[chosen], flag_steady, figures.lengths, figures.tolerances),
+            "static": _flag(static, flag_flat, metrics.lengths, metrics.thresholds),
+            "adaptive": _flag(adaptive[chosen], flag_steady, metrics.lengths, metrics.tolerances),
         },
         "norm_and_clip_by_share": {f"{t:g}": [[e["norm"], e["clip"]] for e in run] for t, run in adaptive.items()},
         "accuracy_by_share": [[t, *_rate(run)] for t, run in adaptive.items()],
         "convergence": {
-            "static": _stop(static, _flag(static, flag_flat, figures.lengths, figures.thresholds)),
+            "static": _stop(static, _flag(static, flag_flat, metrics.lengths, metrics.thresholds)),
             "adaptive": _stop(
-                adaptive[chosen], _flag(adaptive[chosen], flag_steady, figures.lengths, figures.tolerances)
+                adaptive[chosen], _flag(adaptive[chosen], flag_steady, metrics.lengths, metrics.tolerances)
             ),
         },
-        "low_and_high_threshold": [compare_threshold(clip, base.sigma) for clip in figures.low_and_high],
+        "low_and_high_threshold": [compare_threshold(clip, base.sigma) for clip in metrics.low_and_high],
     }
 
 
@@ -197,12 +197,12 @@ def _rate(run: list[dict[str, Any]]) -> tuple[float, float]:
     return run[-1]["accuracy"], max(epoch["accuracy"] for epoch in run)
 
 
-def _account(figures: Figures) -> list[list[float]]:
+def _account(metrics: ClassificationMetrics) -> list[list[float]]:
     """[σ, δ, claimed ε] for 50 000 examples, as published."""
     found = []
-    for sigma in figures.sigmas:
-        for delta in figures.deltas:
-            plan = make_plan(replace(figures.base, sigma=sigma), 50_000, delta=delta)
+    for sigma in metrics.sigmas:
+        for delta in metrics.deltas:
+            plan = make_plan(replace(metrics.base, sigma=sigma), 50_000, delta=delta)
             found.append([sigma, delta, plan.guarantee().epsilon])
     return found
 
@@ -248,7 +248,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="the digits, in seconds")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    drawn = draw(SMALL if given.small else Figures(), given.store)
+    drawn = draw(SMALL if given.small else ClassificationMetrics(), given.store)
     write_atomic(given.out, (json.dumps(drawn, indent=1) + "\n").encode())
 
 

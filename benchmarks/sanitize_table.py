@@ -49,7 +49,7 @@ class Row:
         runs = pick(records, **self.wanted)
         ended = runs if self.stop is None else [stop_early(run, self.stop) for run in runs]
         told = self.method + tell_epochs(ended)
-        return self.data, told, self.tell_protected(runs), tell_epsilon(ended), spread(ended), self.published
+        return self.data, told, self.tell_protected(runs), format_epsilon(ended), spread(ended), self.published
 
     def tell_protected(self, runs: list[Record]) -> str:
         """What is protected, as the runs say; that it is a claim only, where it is one."""
@@ -82,8 +82,7 @@ def list_rows() -> list[Row]:
             "features",
             {"method": "sanitize-once"},
         ),
-        *list_responses(1, "one stage"),
-        *list_responses(2, "two stages"),
+        *list_responses(),
         Row(MNIST, "`dp-sgd`, batches of 1000, averaged weights", "example", {**at, "method": "dp-sgd"}),
         *list_layer("cifar10-sanitized", CIFAR, 0.05, ("60", "57.38", "61", "60.33"), CNN),
         Row(
@@ -97,10 +96,10 @@ def list_rows() -> list[Row]:
     ]
 
 
-def list_responses(stages: int, told: str) -> list[Row]:
+def list_responses() -> list[Row]:
     """Randomised labels: after all epochs, and after the best."""
-    wanted = {"problem": "mnist-funnel", "method": "label-rr", "stages": stages}
-    whole = Row(MNIST, f"`label-rr`, {told}", "labels", wanted)
+    wanted = {"problem": "mnist-funnel", "method": "label-rr"}
+    whole = Row(MNIST, "`label-rr`", "labels", wanted)
     return [whole, replace(whole, method=f"{whole.method}, best epoch on held-out rows", stop=find_best)]
 
 
@@ -130,7 +129,7 @@ def tell_epochs(ended: list[Record]) -> str:
     return f" (after {', '.join('all' if after is None else str(after) for after in found)} epochs)"
 
 
-def tell_epsilon(runs: list[Record]) -> str:
+def format_epsilon(runs: list[Record]) -> str:
     """The largest ε, rounded up, and always how far it can be trusted."""
     if not runs:
         return "not run"

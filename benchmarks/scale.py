@@ -174,9 +174,9 @@ def render() -> str:
     """The page, with the figures between its marks."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
-    figures = read()
+    metrics = read()
     return (
-        before + BEGIN + "\n".join(["", *render_bytes(figures["bytes"]), "", *render_times(figures), ""]) + END + after
+        before + BEGIN + "\n".join(["", *render_bytes(metrics["bytes"]), "", *render_times(metrics), ""]) + END + after
     )
 
 
@@ -194,18 +194,18 @@ def render_bytes(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def render_times(figures: dict[str, list[dict[str, Any]]]) -> list[str]:
+def render_times(metrics: dict[str, list[dict[str, Any]]]) -> list[str]:
     """Efficiency, or how to come by it."""
-    if not figures.get("times"):
+    if not metrics.get("times"):
         how = (
             "`OMP_NUM_THREADS=1 python benchmarks/scale.py --time` measures it on an idle machine with a core for each"
         )
         return [how, "process. This page has no figure of it yet."]
     lines = ["| network | d | processes | cores | efficiency |", "|---|---|---|---|---|"]
-    for row in figures["times"]:
+    for row in metrics["times"]:
         about = (row["network"], write_number(row["d"]), row["processes"], row["cores"], f"{row['efficiency']:.2f}")
         lines.append(f"| {' | '.join(map(str, about))} |")
-    row = figures["times"][0]
+    row = metrics["times"][0]
     return [*lines, "", f"dp-sgd, batch {row['batch']}, {row['steps']} steps, one thread a process."]
 
 

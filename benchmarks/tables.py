@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from hush.cli.main import main as run_hush
-from hush.datasets.models import Encoder
+from hush.tabular.columns import Encoder
 from hush.tabular.defaults import choose_numbers
 from hush.tabular.problem import from_files
 from render_tables import PAGE, RECORDS, render

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from hush.bench.spec import Spec, read_spec
 from hush.per_example import chunks
 
 torch.set_num_threads(int(os.environ.get("HUSH_TEST_THREADS", "1")))
@@ -19,14 +20,18 @@ settings.load_profile("untimed")
 
 ROOT = Path(__file__).parent
 MARKED = {  # the folders and files of tests with a marker
-    "slow": ("audit", "bench", "cli", "handover", "officer", "problems", "sanitize", "test_attacks", "test_before",
-             "test_beside", "test_building_blocks", "test_checkpoint", "test_crash", "test_docs", "test_example",
-             "test_exchange", "test_loading", "test_one_example_more", "test_patients", "test_private_figures",
-             "test_rank", "test_release", "test_reproduction", "test_run", "test_same_noise", "test_tuning"),
-    "repo": ("repository", "test_docs", "test_figures", "test_reproduction", "test_scale_page", "test_speed_page",
-             "test_tables_page"),
-    "browser": ("browser",),
-    "ray": ("bench/test_ray_cluster",),
+    "slow": (
+        "audit/", "bench/", "checkpointing/", "cli/", "distributed/test_group.py", "end_to_end/",
+        "methods/test_sanitized.py", "release/", "sanitize/", "statistics/test_private_metrics.py",
+        "tabular/test_defaults.py", "tabular/test_problem.py", "test_data_release.py", "test_data_source_loaders.py",
+        "test_noise_addition.py", "test_run.py", "test_tuning.py",
+    ),
+    "repo": (
+        "repository/",
+    ),
+    "browser": (
+        "end_to_end/test_report_in_browser.py",
+    ),
 }  # fmt: skip
 
 
@@ -46,13 +51,46 @@ def short_start_check(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
         every = chunks.separate_rows
         monkeypatch.setattr(chunks, "KINDS", ("random",))
         monkeypatch.setattr(chunks, "separate_rows", lambda rows: every(rows)[:2])
+        monkeypatch.setattr(chunks, "list_shifts", lambda rows: range(1, min(rows, 2)))
+        monkeypatch.setattr(chunks, "list_contents", lambda rows: ())
 
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The real datasets: HUSH_DATA, else ../shared/data beside the project; skipped where there is neither."""
-    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
-    found = Path(os.environ["HUSH_DATA"]) if "HUSH_DATA" in os.environ else beside
+    composed = Path(__file__).resolve().parents[2] / "shared" / "data"
+    found = Path(os.environ["HUSH_DATA"]) if "HUSH_DATA" in os.environ else composed
     if not found.is_dir():
         pytest.skip("no real data: set HUSH_DATA to a folder with mnist, fashion-mnist, cifar-10 and adult")
     return found
+
+
+SMALL = """
+name = "small"
+secret_seed = 7
+[defaults]
+problem = "breast-cancer-logistic"
+batch_size = 64
+epochs = 1
+noise_multiplier = 1.0
+[[grid]]
+method = ["dp-sgd", "dp-adam"]
+lr = [0.1, 0.5]
+"""
+
+
+@pytest.fixture
+def write_spec(tmp_path: Path):
+    """A function from text to the path of a spec."""
+
+    def write(text: str, name: str = "spec.toml") -> Path:
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def small(write_spec) -> Spec:
+    return read_spec(write_spec(SMALL))

@@ -1,4 +1,4 @@
-"""The names of `hush` that a script uses: what each returns, and that the examples of the public modules run."""
+"""The names that `hush` exports: their results, and the runnable examples of the public modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table: what is proven is accounted exactly so, and everything else is refused with a remedy."""
+"""The table of proofs: proven plans are accounted exactly, all others are refused with a remedy."""
 
 from __future__ import annotations
 
@@ -404,11 +404,11 @@ def test_noise_that_covers_too_few_steps_is_refused() -> None:
 def test_a_delta_that_the_noise_cannot_deliver_is_refused_where_the_model_is_known() -> None:
     model = torch.nn.Linear(1000, 10)
     data = torch.zeros(60_000, 1)
-    with pytest.raises(NotProvenError, match="δ.*=.*1e-13.*10010.*4700"):
-        plan(delta=1e-13).start(model, lambda m, b: m(b), data)
+    with pytest.raises(NotProvenError, match="δ = 1e-15.*10010.*4700"):
+        plan(delta=1e-15).start(model, lambda m, b: m(b), data)
     with pytest.raises(NotProvenError, match="δ"):
         plan(noise_multiplier=0.1).start(model, lambda m, b: m(b), data)
-    assert 0 < plan().with_tails(10**8).tails < 1e-8
+    assert 0 < plan().with_tails(10**8).precision.delta < 1e-7
 
 
 def test_parts_of_ones_own_are_taken_at_their_word_and_the_guarantee_says_so() -> None:

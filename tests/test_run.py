@@ -1,4 +1,4 @@
-"""A run does what its plan declares: bounded sums, noise at the declared scale, nothing out of order."""
+"""A run does what its plan declares: bounded sums, noise at the declared scale, steps in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hush.train` and `hush.start`: what a Python user gets, with and without a run directory and a ledger."""
+"""`hush.train` and `hush.start`, with and without a run directory and a ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A search at a proven price: independent trials, nothing released but the winner, the whole of it charged ahead."""
+"""A search at a proven cost: independent trials, only the winner released, the total charged in advance."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hush.plan import Plan
 from hush.randomness import Secret
 from hush.release.folder import CARD
 from hush.tuning import Choice, Range, check_space, read_space, select_best
-from keeping import keep
+from train_arguments import keep
 
 SETTING: dict[str, Any] = {"examples": 1000, "batch_size": 50, "steps": 30, "noise_multiplier": 2.0}
 SMALL = ["tune", "--problem", "digits-logistic", "--steps", "8", "--mean-trials", "2", "--json"]
@@ -156,7 +156,8 @@ def test_the_command_gives_parameters_a_model_and_a_price_paid_ahead(tmp_path: P
     assert 0.5 <= told["parameters"]["lr"] <= 2.0
     assert told["score"] == told["test_figures"]["test_accuracy"] > 0.2
     card = json.loads((tmp_path / "out" / "release" / CARD).read_text())
-    assert card["guarantee"]["event_json"]["kind"] == "RepeatAndSelect"
+    kinds = [part["kind"] for part in card["guarantee"]["event_json"]["events"]]
+    assert kinds == ["RepeatAndSelect", "FinitePrecision"]
     assert card["guarantee"]["epsilon"] == told["epsilon"]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"release", "private"}
     assert {path.name for path in (tmp_path / "out" / "private").iterdir()} == {"lock", "tuned.json"}
@@ -273,8 +274,8 @@ def test_a_table_has_the_numbers_that_train_gives_it(table: Path, monkeypatch: A
         assert main(keep(["tune", *data, "--steps", "4", "--mean-trials", "2", *more])) == 0
         assert "chosen for 640 examples" in capsys.readouterr().err
         for plan, microbatch in plans:
-            assert isinstance(plan.rule, TailAverage)
-            assert (plan.divisor, plan.rule.fraction, microbatch) == (batch, 0.5, 4096)
+            assert isinstance(plan.optimizer, TailAverage)
+            assert (plan.divisor, plan.optimizer.fraction, microbatch) == (batch, 0.5, 4096)
 
 
 def test_what_a_search_never_reads_is_no_option_of_it(capsys: Any) -> None:

@@ -51,11 +51,11 @@ class Answer:
 
     question: str
     short: str
-    figures: Sequence[str] = ()
+    metrics: Sequence[str] = ()
 
     def render(self) -> list[str]:
         """An entry of a list, with a list of the figures in it."""
-        inner = [f"  {line}" for text in self.figures for line in wrap_item(text, 116)]
+        inner = [f"  {line}" for text in self.metrics for line in wrap_item(text, 116)]
         return [*wrap_item(f"**{self.question}** {self.short}"), *inner]
 
 
@@ -211,7 +211,7 @@ def answer_ftrl() -> Answer:
 
 def tell_pair(one: Comparison) -> str:
     """Both figures and what follows."""
-    return f"{tell_values(list(one.first))} against {tell_values(list(one.second))} ({one.tell()})"
+    return f"{tell_values(list(one.first))} against {tell_values(list(one.second))} ({one.notify()})"
 
 
 def answer_lambda() -> Answer:
@@ -248,7 +248,7 @@ def _compare_all(cells: Sequence[Cell], method: str, others: Iterable[str]) -> l
 
 
 def _tell_cells(first: Cell, second: Cell, one: Comparison) -> str:
-    return f"{first.tell_values()} against {second.tell_values()} ({one.tell()})"
+    return f"{first.tell_values()} against {second.tell_values()} ({one.notify()})"
 
 
 def _tell_left(cells: Sequence[Cell]) -> str:
@@ -326,5 +326,5 @@ def lead(cells: Sequence[Cell]) -> str:
 def rank(cells: Sequence[Cell]) -> str:
     """Methods with their figures, the best first, and how far each is behind it."""
     first, *others = order(cells)
-    told = [f"{METHODS[c.method]} {c.tell_values()} ({compare(c, first).tell()})" for c in others]
+    told = [f"{METHODS[c.method]} {c.tell_values()} ({compare(c, first).notify()})" for c in others]
     return ", ".join([f"{METHODS[first.method]} {first.tell_values()}", *told])

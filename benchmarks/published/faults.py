@@ -56,9 +56,9 @@ def list_too_little() -> list[Fault]:
             "over 16 steps, at a claimed ε of 4, refutes it.",
             (
                 "tests/matrix_factorization/test_single_epoch.py",
-                "tests/noise/test_correlated_noise.py",
-                "tests/audit/test_controls.py",
-                "tests/test_reproduction.py",
+                "tests/noise/test_correlated.py",
+                "tests/audit/test_audit.py",
+                "tests/repository/test_published_results.py",
             ),
         ),
         Fault(
@@ -71,12 +71,12 @@ def list_too_little() -> list[Fault]:
             "A sanitisation layer has DP-SGD's ε for Poisson batches: 98 % on MNIST at ε = 1.",
             f"The layers before it learn from raw features. Claimed {measured} at 95 %. What is proven for rows that "
             "are released once from frozen layers: 10.00 at σ = 1, 1.56 at σ = 5 (δ = 1e-5).",
-            ("docs/sanitize.md", "tests/sanitize/test_leak.py", "tests/sanitize/test_sanitized_accounting.py"),
+            ("docs/sanitize.md", "tests/sanitize/test_privatised.py", "tests/methods/test_sanitized.py"),
         ),
         Fault(
             "A refined Gaussian calibration is sometimes printed with 2ε^(−3/2) in the place of 1/√(2ε).",
             "Too little noise where ε is large: at ε = 20 it gives 21 times the δ = 1e-5 that was asked for.",
-            ("tests/textbook/test_gaussian_release.py", "tests/test_reproduction.py"),
+            ("tests/textbook/test_gaussian.py", "tests/repository/test_published_results.py"),
         ),
         Fault(
             "The sensitivity of a factorisation over several passes, by trying signs ±1.",
@@ -103,12 +103,12 @@ TOO_MUCH = (
     Fault(
         "Table IV: σ = 0.872 for ε = 3.41 (batch 500 of 54 000, 20 epochs).",
         "0.862 is enough.",
-        ("tests/test_reproduction.py",),
+        ("tests/repository/test_published_results.py",),
     ),
     Fault(
         "Table IV: DP-FTRL at the ε = 3.41/5.71/13.14 of DP-SGD, by Rényi orders.",
         "Its printed noise is worth about 3.15/5.30/12.26, so it is compared at a smaller ε than DP-SGD.",
-        ("tests/test_reproduction.py",),
+        ("tests/repository/test_published_results.py",),
     ),
     Fault(
         "σ = 322 for 100 steps at ε = 1, δ = 1e-6, by advanced composition.",

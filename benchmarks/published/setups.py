@@ -51,7 +51,7 @@ def list_targets(cells: Sequence[Cell]) -> list[float]:
 def tell_cell(cells: Sequence[Cell], **wanted: object) -> str:
     """What a table says of one cell."""
     found = find_cell(cells, **wanted)
-    return "not planned" if found is None else found.tell()
+    return "not planned" if found is None else found.notify()
 
 
 def _list_one_pass(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
@@ -101,7 +101,7 @@ def render_many() -> list[str]:
                     false = published != "–" and method.endswith("lambda")
                     claimed += " claimed, which does not hold" if false else ""
                     here = epsilon(cell.seeds) if cell.seeds else ""
-                    rows.append((name, METHODS[method], published, cell.tell(), claimed, here))
+                    rows.append((name, METHODS[method], published, cell.notify(), claimed, here))
     return [
         "## Many passes with correlated noise (setup 3, reduced)",
         "",

@@ -112,7 +112,7 @@ class Cell:
         """Mean and deviation of the seeds, with a mark where the rate is at an end of those tried."""
         return f"{tell_values(self.values)}{self._tell_lost()}{self.tell_edge()}"
 
-    def tell(self) -> str:
+    def notify(self) -> str:
         """Mean and deviation of the seeds with the rate, or what is missing."""
         if not self.complete:
             return f"{len(self.runs)} of {len(self.trials)} rates are in"
@@ -204,7 +204,7 @@ class Comparison:
             return OPEN
         return AHEAD if self.lead > 0 else BEHIND
 
-    def tell(self) -> str:
+    def notify(self) -> str:
         """The verdict, with the interval where there is one."""
         if self.reach is None:
             return f"{_sign(self.lead)}, {self.verdict}"

@@ -1,4 +1,4 @@
-"""The sums of a step: a batch is laid out on a fixed number of places and goes through the query in chunks.
+"""The sums of a step: a batch goes through the query in chunks of one public number of rows.
 
 Nothing here is released. A model that mixes or remembers examples raises `UnsupportedModelError`. Before the first step
 it is checked that an example's arithmetic does not depend on other rows (`hush.per_example.chunks`).
@@ -7,6 +7,7 @@ it is checked that an example's arithmetic does not depend on other rows (`hush.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -15,27 +16,32 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hush._internal.tensors import Losses, Named, State, Sums, add_sums, checksum, list_tensors, widen_sums
+from hush._internal.tensors import Losses, Named, State, Sums, checksum, list_tensors
 from hush.clipping import Query
-from hush.data_source import Parts, Source, list_parts, refuse_other_parts, take_nothing, to_each
-from hush.distributed.consistency import add_standing, mark_step, take_standing
+from hush.data_source import Parts, Source, list_parts, refuse_other_parts, take_nothing, tensors_of, to_each
+from hush.distributed.consistency import append_checksum, check_same, mark_step, split_checksum
 from hush.distributed.group import ProcessGroup
 from hush.errors import NotProvenError, RunStateError
 from hush.per_example.chunks import (
+    FAN,
     Chunk,
     Compute,
+    Cut,
     RowDigests,
-    Seats,
+    RowsNotIndependent,
     check_batch_invariance,
     choose_engine,
+    choose_rows,
     deterministic_kernels,
+    list_sizes,
     synthetic_batch,
+    whole_chunk,
 )
 from hush.per_example.engine import ExamplesNotIndependent, SpotChecks, count_spot_checks
 from hush.per_example.model_checks import ModelStateGuard, check_model, is_known_separate
 from hush.per_example.model_rng import model_randomness
 from hush.per_example.reads import ReadChecks, checking_reads
-from hush.per_example.result import GradientWarning, microbatch_scope
+from hush.per_example.result import BlockSums, GradientWarning, microbatch_scope
 from hush.privacy_unit import as_units
 from hush.randomness import Secret, streams
 
@@ -44,6 +50,7 @@ if TYPE_CHECKING:
 
 SEPARATE = "the model and its loss treat every example separately (checked at {} of {} steps)"
 FORGETFUL = "the model and its loss keep nothing of one example for another"
+EMPTY_PLACE = 2**40  # the number of the row that is empty in every chunk of a model that reads values
 EXTREMES = (1.0, 0.0, 1e4, 1e-40, math.nan, math.inf)  # factors for random inputs whose reads are compared
 
 
@@ -63,6 +70,7 @@ class Aggregator:
         ranks: ProcessGroup,
     ) -> None:
         self.losses, self.microbatch = losses, microbatch
+        self.rows = ranks.broadcast(find_rows(plan, params, source, microbatch))  # of a chunk
         self.checked = 0  # number of inputs compared by the check of the arithmetic; 0 if it was not made
         self._plan, self._query, self._model, self._params = plan, query, model, params
         self._source, self._units, self._ranks = source, as_units(source), ranks
@@ -74,15 +82,17 @@ class Aggregator:
         self._reads = ReadChecks()
         self._restored: bool | None = None  # whether every step before a resume computed each example separately
         self._parts: Parts | None = None  # the public shapes, and the values that are not tensors
+        self._buffers: list[list[Tensor]] = []  # the rows of each chunk of a block
 
-    def restore(self, microbatch: int, checked: int, *, begun: bool, isolated: bool | None = None) -> None:
+    def restore(self, microbatch: int, rows: int, checked: int, *, begun: bool, isolated: bool | None = None) -> None:
         """Continue as another run did, with the current model; once it has ``begun``, only the run changes it."""
-        self.microbatch, self.checked, self._restored = microbatch, checked, isolated if begun else None
+        self.microbatch, self.rows, self.checked = microbatch, rows, checked
+        self._restored, self._buffers, self._started = isolated if begun else None, [], False
         self._threads, self._untouched = torch.get_num_threads(), self._watch_model()
         if begun:
-            self.settle()
+            self.mark_updated()
 
-    def settle(self) -> None:
+    def mark_updated(self) -> None:
         """Accept the current parameters as the optimizer's update."""
         if self._untouched is not None:
             self._untouched.note_written()
@@ -94,7 +104,7 @@ class Aggregator:
 
     @property
     def _rigorous(self) -> bool:
-        return self._plan.noisy and self._plan.arithmetic == "rigorous"
+        return is_rigorous(self._plan)
 
     def check_threads(self) -> None:
         """Raise if the number of threads changed and the last bits depend on it."""
@@ -107,11 +117,11 @@ class Aggregator:
     def sum_batch(self, secret: Secret, step: int, indices: Tensor, public: State) -> Sums:
         """The sums of a batch; raises if the model mixes or remembers examples."""
         if self._untouched is None:
-            return self._sum_pieces(secret, step, indices, public)
+            return self._sum_blocks(secret, step, indices, public)
         check_model(self._model)  # at every step, because user code can switch a layer's mode
         self.start(public)
         with self._untouched.during_forward(complete=self._fresh), self._kernels():
-            sums = self._sum_pieces(secret, step, indices, public)
+            sums = self._sum_blocks(secret, step, indices, public)
         self._fresh = self._fresh and not any(map(len, self.list_chosen(secret, step, indices)))
         return sums
 
@@ -120,8 +130,9 @@ class Aggregator:
 
     def start(self, public: State) -> None:
         """Check the arithmetic and choose the engine, once per process and after a resume."""
-        if self._started or self._untouched is None or not self._plan.noisy:
+        if self._started or self._untouched is None or not self._plan.adds_noise:
             return
+        self.check_threads()
         with self._untouched.during_forward(complete=True), self._kernels():
             found = self.check_start(public)
         self.checked, self._started = self.checked or found, True
@@ -137,20 +148,52 @@ class Aggregator:
         def compute(piece: Chunk, content: Any) -> RowDigests:
             digests = RowDigests(len(piece.places))
             with _noting_outputs(self._model, digests):
-                self._sum_piece(nobody, 0, piece, self.losses, content, public, digests)
+                self._sum_chunk(nobody, 0, piece, self.losses, content, public, BlockSums(2), digests)
             return digests
 
-        rows = self.seats().rows()
-        self._settle_reads(compute, rows[-1])
         if self._rigorous:
-            return check_batch_invariance(compute, self._source, rows, self._device)
+            self._settle_reads(compute, max(2, self.rows))
+            return self._check_rows(compute)
+        rows = min(self.microbatch, max(2, round(_expected_batch(self._plan))))
+        self._settle_reads(compute, rows)
         try:
-            choose_engine(compute, self._source, max(2, -(-2 * rows[-1] // 3)), self._device)
+            choose_engine(compute, self._source, max(2, rows), self._device)
         except GradientWarning:
             raise
         except Exception:  # a model that fails on synthetic inputs may still accept the data
             return 0
         return 0
+
+    def _check_rows(self, compute: Compute) -> int:
+        """Find a number of rows per chunk for which the check passes on every process, the planned one first.
+
+        A chunk of one row has no other rows and one position. Returns the number of inputs compared."""
+        moving, planned = self._plan.neighbours == "add-remove", self.rows
+        for rows in dict.fromkeys((planned, *reversed(list_sizes(self.microbatch)), 1)):
+            compared, digest, failed = 0, "", False
+            try:
+                compared, digest = check_batch_invariance(
+                    compute, self._source, rows, self._device, moving=moving, params=self._params
+                )
+            except RowsNotIndependent:
+                if rows == 1:
+                    raise
+                failed = True
+            if self._ranks.world > 1:
+                failed = _is_any(self._ranks, failed)
+                check_same(self._ranks, {} if failed else {"arithmetic": digest})
+            if not failed:
+                break
+        self.rows, self._buffers = rows, []
+        if rows == 1 < planned:
+            warnings.warn(
+                "the arithmetic of an example depends on other rows of its chunk, so every example is computed in a "
+                "chunk of its own, which is slow: let the model treat each row separately, or use fast arithmetic, "
+                "whose ε is claimed and not proven",
+                GradientWarning,
+                stacklevel=2,
+            )
+        return compared
 
     def _settle_reads(self, compute: Compute, rows: int) -> None:
         """Find out on synthetic inputs whether the model reads tensor values into Python, and whether they vary.
@@ -169,12 +212,11 @@ class Aggregator:
 
     def _try_reads(self, compute: Compute, rows: int, factor: float) -> bool:
         """Whether the model ran on random inputs times this factor; integers are 0 and 1 if the model accepts 1."""
-        everywhere = torch.arange(rows)
         for below in (2, 1) if self._device.type == "cpu" else (1,):
             content = synthetic_batch(self._source, rows, 1, self._device, below=below)
             content = to_each(lambda t: t * factor if t.is_floating_point() else t, content)
             try:
-                compute(Chunk(everywhere, everywhere, ((0, rows),)), content)
+                compute(replace(whole_chunk(rows), empty=None), content)
             except (GradientWarning, ExamplesNotIndependent):
                 raise
             except Exception:  # a batch on which the model fails is not released
@@ -185,7 +227,8 @@ class Aggregator:
     @property
     def isolated(self) -> bool:
         """Whether every example was computed separately in all steps; False until this is known."""
-        known = [self._restored, not self._reads.batched if self._started else None]
+        alone = self._rigorous and self.rows == 1
+        known = [self._restored, alone or not self._reads.batched if self._started else None]
         return any(known) and False not in known
 
     def describe_separation(self) -> str:
@@ -194,16 +237,11 @@ class Aggregator:
         A model that is computed one example at a time may still remember an example (in a list, a global, a whole
         number). The number of checks is the planned one, which is public. The number of steps checked so far is not
         stated, because the secret selects these steps."""
-        if not self._plan.noisy or is_known_separate(self._model, self.losses):
+        if not self._plan.adds_noise or is_known_separate(self._model, self.losses):
             return ""
         if self.isolated:
             return FORGETFUL
         return SEPARATE.format(count_spot_checks(self._plan.steps), self._plan.steps)
-
-    def seats(self) -> Seats:
-        """The places of a step, cut into chunks."""
-        mode = self._plan.arithmetic if self._plan.noisy else "fast"
-        return Seats.of(self._plan.room, self.microbatch, self._ranks.world, mode)
 
     def list_pieces(self, secret: Secret, step: int, indices: Tensor) -> list[Tensor]:
         """The data rows in each chunk of a step that this process computes."""
@@ -212,51 +250,73 @@ class Aggregator:
 
     def list_chosen(self, secret: Secret, step: int, indices: Tensor) -> list[Tensor]:
         """The examples of a batch in each chunk that this process computes."""
-        return [piece.chosen for piece in self._seat(secret, step, indices)]
+        return [chunk.chosen for block in self._cut(secret, step, indices) for chunk in block]
 
     def _watch_model(self) -> ModelStateGuard | None:
-        return ModelStateGuard(self._model, self._params) if self._plan.private else None
+        return ModelStateGuard(self._model, self._params) if self._plan.adds_noise else None
 
-    def _sum_pieces(self, secret: Secret, step: int, indices: Tensor, public: State) -> Sums:
-        total: Sums | None = None
-        units, pieces = self._units.at(secret, step), list(self._seat(secret, step, indices))
-        for number, piece in enumerate(pieces):
-            losses = self._watch_losses(secret, step, number, len(pieces))
-            rows = units.take(indices[piece.chosen])
-            self._check_parts(rows, len(piece.chosen))
-            sums = self._sum_piece(secret, step, piece, losses, self._fill(piece, rows), public)
-            total = add_sums(total, {c: {n: v.detach() for n, v in named.items()} for c, named in sums.items()})
-        assert total is not None
-        return total if self._ranks.world == 1 else self._add_ranks(widen_sums(total), secret, step, public)
+    def _sum_blocks(self, secret: Secret, step: int, indices: Tensor, public: State) -> Sums:
+        total, units, blocks = _Total(), self._units.at(secret, step), self._cut(secret, step, indices)
+        count, number = sum(map(len, blocks)), 0
+        for block in blocks:
+            sums, found = BlockSums(len(block)), Sums()
+            for at, chunk in enumerate(block):
+                losses = self._watch_losses(secret, step, number, count)
+                rows = units.take(indices[chunk.chosen])
+                self._check_parts(rows, len(chunk.chosen))
+                content = self._fill(chunk, rows, at)
+                _add_into(found, self._sum_chunk(secret, step, chunk, losses, content, public, sums), sums)
+                number += 1
+            if not sums.complete:
+                raise NotProvenError(
+                    f"{type(self._query).__name__} sums the gradients of some chunks of a batch and not of others: "
+                    "let piece sum in the same way whatever the chunk holds"
+                )
+            total.add(found)
+        return total.finish() if self._ranks.world == 1 else self._add_ranks(total.finish(), secret, step, public)
 
     def _add_ranks(self, sums: Sums, secret: Secret, step: int, public: State) -> Sums:
         """The sums over all processes; each must be at the same step of the same run.
 
         Compared are parameters, buffers, public state, and the chunks of the batch."""
-        mark = mark_step(secret, step, self.microbatch)
+        mark = mark_step(secret, step, self.microbatch, self.rows)
         at = checksum((mark, *self._params.values(), *self._model.buffers(), *list_tensors(public)))
-        return take_standing(self._ranks.total(add_standing(sums, self._ranks, at)), at)
+        return split_checksum(self._ranks.all_reduce(append_checksum(sums, self._ranks, at)), at)
 
-    def _seat(self, secret: Secret, step: int, indices: Tensor) -> Iterator[Chunk]:
-        """This process's chunks of a step, with the examples on their places."""
-        seats = self.seats()
-        return seats.cut(seats.assign(secret, step, len(indices)), self._ranks.rank, self._ranks.world)
+    def _cut(self, secret: Secret, step: int, indices: Tensor) -> list[list[Chunk]]:
+        """This process's blocks of a step."""
+        cut = Cut.of(self.rows, self.microbatch, "rigorous" if self._rigorous else "fast")
+        return cut.cut(cut.order(secret, step, len(indices)), self._ranks.rank, self._ranks.world)
 
-    def _fill(self, piece: Chunk, rows: Any) -> Any:
-        """The rows of a chunk; empty places are rows of zeros."""
-        return to_each(lambda t: piece.fill_empty(t.to(self._device)), rows)
+    def _fill(self, chunk: Chunk, rows: Any, at: int) -> Any:
+        """The rows of chunk ``at`` of a block on the model's device; in rigorous arithmetic in the memory that all
+        such chunks use, with zeros in empty rows."""
+        if chunk.empty is None:
+            return to_each(lambda t: t.to(self._device), rows)
+        if at == len(self._buffers):
+            shape = len(chunk.places)
+            self._buffers.append([t.new_zeros(shape, *t.shape[1:], device=self._device) for t in tensors_of(rows)])
+        own, filled = iter(self._buffers[at]), len(chunk.chosen)
+
+        def copy(t: Tensor) -> Tensor:
+            buffer = next(own)
+            buffer[:filled] = t
+            buffer[filled:] = 0
+            return buffer
+
+        return to_each(copy, rows)
 
     def _check_parts(self, rows: Any, count: int) -> None:
         """Raise unless the rows have the public shape (that of an empty batch), in either arithmetic.
 
         Rows padded to their batch would reveal who is in it. Values that are not tensors must equal those of an empty
         batch."""
-        if self._plan.private:
+        if self._plan.adds_noise:
             if self._parts is None:
                 self._parts = list_parts(take_nothing(self._source))
             refuse_other_parts(self._parts, rows, count)
 
-    def _sum_piece(
+    def _sum_chunk(
         self,
         secret: Secret,
         step: int,
@@ -264,20 +324,22 @@ class Aggregator:
         losses: Losses,
         content: Any,
         public: State,
+        block: BlockSums,
         digests: RowDigests | None = None,
     ) -> Sums:
-        query, checks = self._query, self._reads if self._plan.noisy else None
+        query, checks = self._query, self._reads if self._plan.adds_noise else None
         if self._reads.found and len(piece.places):
             piece, content = self._add_empty_row(piece, content)
             if digests is not None:
                 digests.rows = len(piece.places)
         randomness = model_randomness(secret, step, piece.places, self._device, self._units.most)
-        with randomness, torch.enable_grad(), checking_reads(checks), microbatch_scope(piece, digests) as seen:
+        scope = microbatch_scope(piece, self._params, block, digests)
+        with randomness, torch.enable_grad(), checking_reads(checks), scope as seen:
             sums = query.piece(self._model, losses, content, public)
         if piece.empty is not None and len(piece.empty) and not seen.recorded:
             raise NotProvenError(
                 f"{type(query).__name__} does not take its gradients from "
-                f"hush.per_example.gradients.per_example_gradients, so it would count empty places as examples: use "
+                f"hush.per_example.gradients.per_example_gradients, so it would count empty rows as examples: use "
                 "that function, or fast arithmetic, whose ε is claimed and not proven"
             )
         return sums
@@ -287,14 +349,74 @@ class Aggregator:
 
         A question that the model asks of all rows (is any of them padded?) then has the same answer whether or not
         the other rows are empty."""
-        place, last = torch.tensor([self._plan.room.places]), torch.ones(1, dtype=torch.bool)
+        place, last = torch.tensor([EMPTY_PLACE]), torch.ones(1, dtype=torch.bool)
         empty = torch.zeros(len(piece.places), dtype=torch.bool) if piece.empty is None else piece.empty
         more = replace(piece, places=torch.cat([piece.places, place]), empty=torch.cat([empty, last]))
         return more, to_each(lambda t: torch.cat([t, t.new_zeros(1, *t.shape[1:])]), content)
 
     def _watch_losses(self, secret: Secret, step: int, piece: int, pieces: int) -> Losses:
         """The losses, inspected at the steps that the secret selects."""
-        return SpotChecks(secret).inspect(self.losses, step, piece, pieces) if self._plan.noisy else self.losses
+        return SpotChecks(secret).inspect(self.losses, step, piece, pieces) if self._plan.adds_noise else self.losses
+
+
+class _Total:
+    """A float64 sum of blocks in levels: `FAN` blocks are added one after the other, then `FAN` such sums."""
+
+    def __init__(self) -> None:
+        self._levels: list[Sums] = []
+        self._counts: list[int] = []
+
+    def add(self, sums: Sums, level: int = 0) -> None:
+        if level == len(self._levels):
+            self._levels.append({})
+            self._counts.append(0)
+        _add_into(self._levels[level], sums)
+        self._counts[level] += 1
+        if self._counts[level] == FAN:
+            full, self._levels[level], self._counts[level] = self._levels[level], Sums(), 0
+            self.add(full, level + 1)
+
+    def finish(self) -> Sums:
+        """The whole sum."""
+        total, *others = [level for level in self._levels if level]
+        for other in others:
+            _add_into(total, other)
+        return total
+
+
+def _add_into(total: Sums, sums: Sums, block: BlockSums | None = None) -> None:
+    """Add sums in float64; those that the block computes with its last chunk are left out."""
+    for channel, named in sums.items():
+        own = total.setdefault(channel, {})
+        for name, value in named.items():
+            if block is not None and block.is_later(name, value):
+                continue
+            if name in own:
+                own[name].add_(value.detach())
+            else:
+                own[name] = value.detach().to(torch.float64, copy=block is not None)
+
+
+def _is_any(ranks: ProcessGroup, flag: bool) -> bool:
+    """Whether the flag of any process is set."""
+    return bool(ranks.all_reduce({"flag": {"": torch.tensor([float(flag)], dtype=torch.float64)}})["flag"][""].item())
+
+
+def is_rigorous(plan: Plan) -> bool:
+    """Whether sums are computed in rigorous arithmetic: only where noise is added to them."""
+    return plan.adds_noise and plan.arithmetic == "rigorous"
+
+
+def find_rows(plan: Plan, params: Named, source: Source, microbatch: int) -> int:
+    """The number of rows of a chunk that the cost model chooses, from public numbers."""
+    if not is_rigorous(plan):
+        return microbatch
+    shapes, random = [p.shape for p in params.values()], plan.sampler.participation.poisson_rate is not None
+    return choose_rows(shapes, take_nothing(source), _expected_batch(plan), microbatch, random=random)
+
+
+def _expected_batch(plan: Plan) -> float:
+    return float(getattr(plan.sampler, "expected_batch", plan.divisor))
 
 
 @contextmanager

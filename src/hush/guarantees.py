@@ -1,6 +1,7 @@
 """The guarantee of a plan: its privacy events, the cost of repeated steps, and every ε.
 
-A query whose channels are plain sums is accounted by the table below; any other query makes its own claims. If s steps
+A query whose channels are plain sums is accounted by the table below; any other query makes its own claims. A plan that
+trains on released values (`hush.data_release`) has the claims of that release. If s steps
 were taken and the run continues from step t with a fresh secret, then up to step T it costs
 
 | the plan                                          | costs                 |
@@ -30,11 +31,11 @@ from hush._internal.imports import read_versions
 from hush.accounting import accountant as accounting
 from hush.accounting import calibration, events
 from hush.accounting.accountant import Accountant, Adjacency
-from hush.accounting.guarantee import BLINDLY, FAST, FIXED, KEPT, Guarantee
+from hush.accounting.guarantee import BLINDLY, FAST, FIXED, KEPT, PRECISE, Guarantee
 from hush.accounting.selection import INDEPENDENT, Trials
 from hush.accounting.tradeoff import curve_of_guarantee, sample_points
 from hush.clipping import Claim, PlainSumProof, Query
-from hush.data_release import check_beside, compose_beside, join_names
+from hush.data_release import check_composed, compose_releases, join_names
 from hush.errors import InvalidInputError, NotProvenError
 from hush.matrix_factorization import Strategy, drop_first
 from hush.randomness import Secret
@@ -253,12 +254,12 @@ def check_claims(plan: Plan) -> None:
     own = _own_claims(plan, plan.steps)
     if own is None:
         check_proof(plan.sampler.participation, plan.noise.structure, plan.neighbours)
-        check_beside(plan.beside, None, plan.neighbours)
+        check_composed(plan.composed, None, plan.neighbours)
         return
     if not plan.noise.structure.alike:
         raise NotProvenError(
-            f"{type(query).__name__} has its own proof, which holds for independent noise that is the same at every "
-            "step: use Independent noise without a schedule"
+            f"{type(plan.trains_on or query).__name__} has its own proof, which holds for independent noise that is "
+            "the same at every step: use Independent noise without a schedule"
         )
     if any(claim.adjacency != plan.neighbours for claim in own):
         raise NotProvenError(
@@ -271,7 +272,7 @@ def check_claims(plan: Plan) -> None:
             "accept it with --accept-claimed (accept_claimed=True), or use a proven method such as dp-sgd"
         )
     for claim in own:
-        check_beside(plan.beside, claim.event, claim.adjacency)
+        check_composed(plan.composed, claim.event, claim.adjacency)
 
 
 def claim_steps(
@@ -304,7 +305,7 @@ def find_event(plan: Plan, steps: int | None = None, *, start: int = 0) -> Any:
 
     Fast arithmetic has the same event, but its ε is claimed."""
     claims = _claim_training(plan, steps, start=start)
-    return _find_proven(plan, [_with_beside(plan, claim) for claim in claims])
+    return _find_proven(plan, [_with_composed(plan, claim) for claim in claims])
 
 
 def _find_proven(plan: Plan, claims: Iterable[Claim]) -> Any:
@@ -326,26 +327,26 @@ def claim_attempts(plan: Plan, attempts: Iterable[Replay]) -> tuple[Claim, ...]:
     reason = _say_again(taken)
     own = _own_claims(plan, sum(attempt.taken for attempt in taken))
     if own is not None:
-        return tuple(_as_run(plan, _give_reason(claim, reason)) for claim in own)
+        return tuple(_as_run(plan, _give_reason(claim, reason), len(taken)) for claim in own)
     anew = is_drawn_anew(plan)
     training = [_claim_training(plan, a.taken, start=a.start if anew else 0) for a in taken]
     parts = [_find_proven(plan, claims) for claims in training]
     event = parts[0] if len(parts) == 1 else dp_event.ComposedDpEvent(parts)
-    return (_as_run(plan, Claim(event, plan.neighbours, "proven", reason)),)
+    return (_as_run(plan, Claim(event, plan.neighbours, "proven", reason), len(taken)),)
 
 
 def account_steps(plan: Plan, steps: int | None = None, coordinates: int = 1) -> tuple[Guarantee, ...]:
     """Every ε of the first ``steps`` steps, each with its status; the proven one first."""
-    if not plan.private:
+    if not plan.has_guarantee:
         return (_promise_nothing(plan),)
     said = plan.assuming(FIXED if steps is not None and steps < plan.steps else "")
-    left, beside = plan.delta_left(), plan.tails_beside(coordinates)
-    return tuple(_account(said, claim, left, beside) for claim in claim_steps(plan, steps))
+    left, composed = plan.delta_left(), plan.composed_tail_delta(coordinates)
+    return tuple(_account(said, claim, left, composed) for claim in claim_steps(plan, steps))
 
 
 def account_attempts(plan: Plan, history: ReplayHistory, coordinates: int = 1) -> tuple[Guarantee, ...]:
     """Every ε of the whole plan, including steps that were repeated with fresh noise on ``coordinates`` values."""
-    if not plan.private or not history.again:
+    if not plan.has_guarantee or not history.again:
         return account_steps(plan, coordinates=coordinates)
     attempts = history.reached(plan.steps).attempts
     said, left = plan.assuming(BLINDLY), find_accounted_delta(plan, history, coordinates)
@@ -353,18 +354,18 @@ def account_attempts(plan: Plan, history: ReplayHistory, coordinates: int = 1) -
 
 
 def find_accounted_delta(plan: Plan, history: ReplayHistory, coordinates: int = 1) -> float:
-    """δ that `account_attempts` passes to the accountant: what noise truncation and overfull batches leave of it."""
-    if not plan.private or not history.again:
+    """δ that `account_attempts` passes to the accountant: what noise truncation leaves of it."""
+    if not plan.has_guarantee or not history.again:
         return plan.delta_left()
     attempts = history.reached(plan.steps).attempts
-    lost = len(attempts) * plan.tails_beside(coordinates)
+    lost = len(attempts) * plan.composed_tail_delta(coordinates)
     return plan.delta_left(sum(attempt.taken for attempt in attempts), len(attempts)) - lost
 
 
 def find_composed_delta(plan: Plan, history: ReplayHistory, coordinates: int = 1) -> float:
     """The same for a composition with other runs, where the truncation discount of a single ε does not apply."""
     left = find_accounted_delta(plan, history, coordinates)
-    return left if history.again or not plan.private else left - plan.tails_beside(coordinates)
+    return left if history.again or not plan.has_guarantee else left - plan.composed_tail_delta(coordinates)
 
 
 def find_sigma(plan: Plan, epsilon: float, which: int = 0) -> float:
@@ -392,9 +393,10 @@ def is_drawn_anew(plan: Plan) -> bool:
 
 
 def _own_claims(plan: Plan, steps: int, sigma: float | None = None) -> tuple[Claim, ...] | None:
-    """The query's own claims about ``steps`` steps, the proven one first; None if the table applies.
-
-    The table applies to plain sums only."""
+    """The claims of what is trained on, or the query's own, about ``steps`` steps, the proven one first; None if the
+    table applies: to plain sums only."""
+    if plan.trains_on is not None:
+        return plan.trains_on.claims(plan.sigma if sigma is None else sigma, steps)
     found = _ask_query(plan, steps)
     if isinstance(found, PlainSumProof):
         if any(channel.proof != "sum" for channel in plan.query.channels.values()):
@@ -422,19 +424,34 @@ def _restate(claim: Claim, plan: Plan) -> Claim:
     return claim
 
 
-def _as_run(plan: Plan, claim: Claim) -> Claim:
-    """The claim about training with the composed releases; with fast arithmetic, proven becomes claimed."""
-    whole = _with_beside(plan, claim)
-    if whole.status != "proven" or not plan.noisy or plan.arithmetic != "fast":
+def _as_run(plan: Plan, claim: Claim, attempts: int = 1) -> Claim:
+    """The claim about training with the composed releases and with the finite precision of the noise of each attempt;
+    with fast arithmetic, proven becomes claimed."""
+    whole = _with_precision(plan, _with_composed(plan, claim), attempts)
+    if whole.status != "proven" or not plan.adds_noise or plan.arithmetic != "fast":
         return whole
     return _give_reason(replace(whole, status="claimed"), FAST)
 
 
-def _with_beside(plan: Plan, claim: Claim) -> Claim:
+def _with_precision(plan: Plan, claim: Claim, attempts: int) -> Claim:
+    """The claim about noise as it is drawn; of a choice among trials, about all of them."""
+    if plan.precision is None:
+        return claim
+    precision = events.FinitePrecisionDpEvent(attempts * plan.precision.log_ratio, attempts * plan.precision.delta)
+    if plan.trials is not None:
+        precision = plan.trials.imprecise(precision)
+    if isinstance(claim.event, events.Profile):
+        return replace(claim, event=accounting.ImpreciseProfile(claim.event, precision))
+    composed = plan.composed and plan.trials is None
+    parts = claim.event.events if composed else [claim.event]
+    return replace(claim, event=dp_event.ComposedDpEvent([*parts, precision]))
+
+
+def _with_composed(plan: Plan, claim: Claim) -> Claim:
     """The claim about training composed with the other releases."""
-    if plan.beside:
-        together = replace(claim, event=compose_beside(claim.event, plan.beside))
-        claim = _give_reason(together, f"this covers the model and {join_names(plan.beside)} together")
+    if plan.composed:
+        together = replace(claim, event=compose_releases(claim.event, plan.composed))
+        claim = _give_reason(together, f"this covers the model and {join_names(plan.composed)} together")
     return claim if plan.trials is None else _with_choice(plan.trials, claim)
 
 
@@ -468,8 +485,8 @@ def _say_again(taken: Sequence[Replay]) -> str:
     return f"steps {parts} were taken again with fresh noise, {why}, and every taking is counted"
 
 
-def _account(plan: Plan, claim: Claim, left: float, beside: float = 0.0) -> Guarantee:
-    """The ε of a claim at ``left``, the rest of δ; at a larger ε, ``beside`` is subtracted from δ as well."""
+def _account(plan: Plan, claim: Claim, left: float, composed: float = 0.0) -> Guarantee:
+    """The ε of a claim at ``left``, the rest of δ; at a larger ε, ``composed`` is subtracted from δ as well."""
     accountant, epsilon = _pick_accountant(plan, claim.event), math.inf
     if left > 0:
         epsilon = accounting.epsilon(claim.event, left, adjacency=claim.adjacency, accountant=accountant)
@@ -488,17 +505,20 @@ def _account(plan: Plan, claim: Claim, left: float, beside: float = 0.0) -> Guar
         unit=plan.unit,
         protects=claim.protects,
         # the δ lost by trials is accounted for one ε only, so other δ are unknown
-        lost=None if plan.trials else (plan.delta - left, plan.delta - left + beside),
+        lost=None if plan.trials else (plan.delta - left, plan.delta - left + composed),
     )
 
 
 def _list_assumptions(plan: Plan) -> tuple[str, ...]:
     """The assumptions of the guarantee, each once: of the plan, of the composed releases, of a choice among trials,
     and that parts not written by hush satisfy their contracts."""
-    theirs = [text for release in plan.beside for text in release.assumptions]
-    parts = {"sampler": plan.sampler, "query": plan.query, "noise": plan.noise}
+    theirs = [] if plan.trains_on is None else [*plan.trains_on.assumptions]
+    theirs += [text for release in plan.composed for text in release.assumptions]
+    parts: dict[str, Any] = {"sampler": plan.sampler, "query": plan.query, "noise": plan.noise}
+    parts |= {} if plan.trains_on is None else {"data release": plan.trains_on}
     theirs += [KEPT.format(kind, type(part).__qualname__) for kind, part in parts.items() if not _is_own(part)]
     theirs += [] if plan.trials is None else [INDEPENDENT]
+    theirs += [PRECISE] if plan.draws_otherwise else []
     return tuple(dict.fromkeys((*plan.assumptions, *theirs))) if theirs else plan.assumptions
 
 
@@ -531,12 +551,12 @@ def make_card(
     steps_taken: int,
     history: ReplayHistory = NOTHING_AGAIN,
     coordinates: int = 1,
-    figures: Mapping[str, Any] | None = None,
+    metrics: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The guarantee of a run, every claim, and the plan itself, as plain data.
 
-    ``figures`` are publishable entries about the model's quality: computed on public rows, or noisy counts whose
-    release is in ``plan.beside``."""
+    ``metrics`` are publishable entries about the model's quality: computed on public rows, or noisy counts whose
+    release is in ``plan.composed``."""
     claims = [_write(guarantee) for guarantee in account_attempts(plan, history, coordinates)]
     accounted = {"event": claims[0]["event_json"], "delta": find_accounted_delta(plan, history, coordinates)}
     stated = {
@@ -548,25 +568,25 @@ def make_card(
         "noise_multiplier": plan.sigma,
         "sensitivity": plan.sensitivity,
         "noise_std": plan.noise_std,
-        "arithmetic": _tell_arithmetic(plan),
+        "arithmetic": _describe_arithmetic(plan),
         "divisor": plan.divisor,
         "steps": plan.steps,
         "steps_taken": steps_taken,
-        "beside": [release.to_json() for release in plan.beside],
+        "beside": [release.to_json() for release in plan.composed],
         "plan": describe(plan),
         "versions": read_versions("hush", "torch", "dp-accounting"),
     }
     if plan.rows_per_unit is not None:
         stated["rows_per_unit"] = plan.rows_per_unit
-    return {**stated, **_check_figures(figures or {}, stated.keys())}
+    return {**stated, **_check_metrics(metrics or {}, stated.keys())}
 
 
-def _check_figures(figures: Mapping[str, Any], stated: Collection[str]) -> Mapping[str, Any]:
+def _check_metrics(metrics: Mapping[str, Any], stated: Collection[str]) -> Mapping[str, Any]:
     """Raise if figures would replace an entry of the card."""
-    taken = sorted(name for name in figures if name in stated or name in LATER)
+    taken = sorted(name for name in metrics if name in stated or name in LATER)
     if taken:
         raise InvalidInputError(f"figures cannot have the name '{taken[0]}', which the privacy card uses: rename it")
-    return figures
+    return metrics
 
 
 def _write(guarantee: Guarantee) -> dict[str, Any]:
@@ -577,8 +597,6 @@ def _write(guarantee: Guarantee) -> dict[str, Any]:
     return written
 
 
-def _tell_arithmetic(plan: Plan) -> dict[str, Any]:
-    """The cost of floating point: the places of a step, and the share that rounding adds to the bound."""
-    room = plan.room
-    lost = {"overflow": room.overflow, "delta": plan.steps * room.overflow}
-    return {"mode": plan.arithmetic, "places": room.places, "charge": plan.charge, **lost}
+def _describe_arithmetic(plan: Plan) -> dict[str, Any]:
+    """The cost of floating point: the share that rounding adds to the bound."""
+    return {"mode": plan.arithmetic, "charge": plan.charge}

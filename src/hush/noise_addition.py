@@ -19,7 +19,8 @@ from hush.accounting.noise_tails import grid
 from hush.distributed.group import ProcessGroup
 from hush.errors import InvalidInputError
 from hush.noise.base import NoisyGradient, add_noise
-from hush.randomness import BLOCK, Secret, normal, streams
+from hush.noise.independent import Independent
+from hush.randomness import BLOCK, Secret, add_normal, normal, streams
 
 if TYPE_CHECKING:
     from hush.plan import Plan
@@ -40,6 +41,7 @@ class NoiseAdder:
         self._plan, self._params, self._shards = plan, params, shards
         self._device = next(iter(params.values())).device
         self._stds = plan.channel_stds()
+        self._plain = type(plan.noise) is Independent  # the noise of a step is one row of Z, scaled
         self._states: dict[str, State] = {}
         self._sizes: dict[str, int] = {}
         self._first = 0  # the step at which the secret's noise began
@@ -66,13 +68,11 @@ class NoiseAdder:
         """The channels with the noise of a step, divided by the public divisor; changes the sums in place."""
         shape, divisor = self._plan.noise.std(step), self._plan.divisor
         values = {name: self._add(name, named, shape, secret, step) for name, named in channels.items()}
-        for name, channel in self._plan.query.channels.items():
-            if channel.proof == "released" and name != "gradient":  # part of the gradient; needs no noise
-                values["gradient"] |= values.pop(name)
         return NoisyGradient(step, values, {n: std * shape / divisor for n, std in self._stds.items()})
 
     def draw(self, channel: str, size: int, secret: Secret, step: int) -> Iterator[Tensor]:
-        """A step's noise, in chunks if coordinates are independent; otherwise one tensor with one state."""
+        """A step's noise (`Independent` noise before its schedule), in chunks if coordinates are independent; otherwise
+        one tensor with one state."""
         self._sizes[channel] = size
         if self._shards is not None:
             yield self._draw_shard(self._shards, channel, size, secret, step)
@@ -93,7 +93,7 @@ class NoiseAdder:
         like = self._like(stop - start)
         self._begin(channel, like, start, secret, step)
         part = self._advance(channel, like, start, secret, step)
-        return ranks.gather(part, [high - low for low, high in zip(sides[:-1], sides[1:], strict=True)])
+        return ranks.all_gather(part, [high - low for low, high in zip(sides[:-1], sides[1:], strict=True)])
 
     def _begin(self, channel: str, like: Tensor, start: int, secret: Secret, step: int) -> None:
         """Make sure that a channel has the state before this step, for its coordinates from ``start`` on."""
@@ -105,6 +105,8 @@ class NoiseAdder:
 
     def _advance(self, channel: str, like: Tensor, start: int, secret: Secret, step: int) -> Tensor:
         """The noise of a step for the coordinates from ``start`` on; updates the state."""
+        if self._plain:
+            return normal(secret, streams.noise(channel), step, like, start)
         noise = self._plan.noise
         drawn, state = noise.draw(
             step, lambda index: normal(secret, streams.noise(channel), index, like, start), self._states[channel]
@@ -120,12 +122,16 @@ class NoiseAdder:
         return drawn
 
     def _add(self, channel: str, sums: Named, shape: float, secret: Secret, step: int) -> Named:
-        std, divisor = self._stds[channel], self._plan.divisor
+        std, divisor, totals = self._stds[channel], self._plan.divisor, list(sums.values())
         if std == 0:
-            torch._foreach_div_(list(sums.values()), divisor)
+            torch._foreach_div_(totals, divisor)
             return self._in_own_type(sums)
-        noise = self.draw(channel, Layout.of(sums).size, secret, step)
-        add_noise(sums.values(), noise, std, grid(std * shape), divisor)
+        scale, spacing, size = std * shape if self._plain else std, grid(std * shape), Layout.of(sums).size
+        if self._plain and self._shards is None:  # drawn, scaled, added and rounded in one pass
+            self._sizes[channel] = size
+            add_normal(secret, streams.noise(channel), step, totals, scale, spacing, divisor)
+        else:
+            add_noise(totals, self.draw(channel, size, secret, step), scale, spacing, divisor)
         return self._in_own_type(sums)
 
     def _in_own_type(self, sums: Named) -> Named:

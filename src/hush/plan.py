@@ -29,14 +29,17 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from hush._internal import validate
-from hush._internal.identity import IdentityScope, NoIdentity, declared, digest
+from hush._internal.identity import IdentityScope, NoIdentity, declared, digest, stable_field
 from hush._internal.tensors import Losses, Named, trainable
 from hush.accounting import accountant
 from hush.accounting.accountant import Accountant, Adjacency
+from hush.accounting.events import FinitePrecisionDpEvent
+from hush.accounting.gaussian import gaussian_epsilon
 from hush.accounting.guarantee import (
     COLLATED,
     DRAWN,
     INDEPENDENT_ROWS,
+    PRECISE,
     SECRET_GIVEN,
     SECRET_SEED,
     SHAPE,
@@ -45,10 +48,12 @@ from hush.accounting.guarantee import (
     rounded_up,
     say_own_data,
 )
+from hush.accounting.noise_precision import precision_of
 from hush.accounting.noise_tails import SHARE, Tails, check_std
 from hush.accounting.selection import Trials
-from hush.clipping import ADDED, Channel, HasHiddenState, NeedsPreparation, Query
-from hush.data_release import ComposedRelease, extra_delta, join_names
+from hush.aggregation import find_rows, is_rigorous
+from hush.clipping import Channel, HasHiddenState, Query
+from hush.data_release import ComposedRelease, PrivatisedData, extra_delta, join_names
 from hush.data_source import (
     Source,
     as_source,
@@ -64,17 +69,19 @@ from hush.data_source import (
 from hush.distributed.group import MICROBATCH, ProcessGroup
 from hush.errors import InvalidInputError, NotProvenError
 from hush.guarantees import account_steps, check_claims, find_event, find_sensitivity, find_sigma, own_adjacency
-from hush.noise import Noise, NoiseFactory
+from hush.noise import Independent, Noise, NoiseFactory
 from hush.optimizers import Optimizer
 from hush.optimizers.torch_optim import check_schedule
 from hush.optimizers.wrappers import bind_steps
 from hush.per_example import chunks
 from hush.per_example.augmentation import average_rows
 from hush.privacy_unit import Units
-from hush.randomness import Secret
+from hush.randomness import Secret, count_pairs
 from hush.run import Run, count_coordinates
-from hush.sampling import Room, Sampler
+from hush.sampling import Sampler
 
+RESERVED = (10**9, 10**8, 10**7, 10**6)  # pairs of numbers of noise for which σ is calibrated, the most that fits
+RESERVED_SHARE = 0.02  # of δ, for their finite precision
 LEAST = 0.9  # share of the declared number of examples; with fewer, batches are much smaller than the plan's divisor
 
 
@@ -87,7 +94,7 @@ class Plan:
     sampler: Sampler
     query: Query
     noise: Noise
-    rule: Optimizer
+    optimizer: Optimizer
     sigma: float
     divisor: float
     steps: int
@@ -97,49 +104,41 @@ class Plan:
     accountant: Accountant | Literal["auto"] = "auto"
     accept_claimed: bool = False
     assumptions: tuple[str, ...] = field(default=())
-    arithmetic: chunks.Mode = "rigorous"  # "fast" computes fewer rows; its ε is claimed, not proven
+    arithmetic: chunks.Mode = "rigorous"  # "fast" computes all rows at once; its ε is claimed, not proven
     tails: float = 0.0  # share of δ for truncating the noise; known once the number of coordinates is known
+    precision: FinitePrecisionDpEvent | None = None  # of independent noise, in place of `tails`; known at the same time
     unit: str = "example"  # the privacy unit that the guarantee protects, such as "patient"
     rows_per_unit: int | None = None  # largest number of rows averaged per unit; set when a run starts
-    beside: tuple[ComposedRelease, ...] = ()  # other releases on the same data; every claim includes them
+    composed: tuple[ComposedRelease, ...] = ()  # other releases on the same data; every claim includes them
+    trains_on: PrivatisedData | None = None  # a release that replaces the data; the guarantee is then that of it
     trials: Trials | None = None  # set if the run is the best of a random number of trials; claims include the choice
 
     def __post_init__(self) -> None:
         validate.positive_int(steps=self.steps)
         validate.positive(divisor=self.divisor)
         chunks.check_mode(self.arithmetic)
-        if self.private:
+        if self.has_guarantee:
             validate.positive(noise_multiplier=self.sigma)
             check_std(self.sigma, "the noise multiplier")
             validate.probability(delta=self.delta)
             self._check_steps()
             self._check_unit()
             self.check_proof()
-        elif self.beside:
+        elif self.composed:
             raise NotProvenError(
-                f"method '{self.method}' adds no noise, so {join_names(self.beside)} would protect no one: "
+                f"method '{self.method}' adds no noise, so {join_names(self.composed)} would protect no one: "
                 "use dp-sgd or another private method"
             )
 
     @property
-    def private(self) -> bool:
-        """Whether the plan makes any privacy claim: False for ordinary training."""
+    def adds_noise(self) -> bool:
+        """Whether noise is added to the sums of every step; False for ordinary training, on data or released values."""
         return all(channel.proof != "none" for channel in self.query.channels.values())
 
     @property
-    def noisy(self) -> bool:
-        """Whether noise is added to sums over examples; False if training uses released rows only."""
-        return self.private and any(channel.proof in ADDED for channel in self.query.channels.values())
-
-    @property
-    def releases_rows(self) -> bool:
-        """Whether every record is released on its own with noise (`hush.sanitize`)."""
-        return any(channel.proof in ("rows", "coins") for channel in self.query.channels.values())
-
-    @property
-    def has_tails(self) -> bool:
-        """Whether the noise is truncated Gaussian noise, as opposed to randomized response."""
-        return self.private and all(channel.proof != "coins" for channel in self.query.channels.values())
+    def has_guarantee(self) -> bool:
+        """Whether the plan makes any privacy claim: False for ordinary training on the data."""
+        return self.adds_noise or self.trains_on is not None
 
     @property
     def neighbours(self) -> Adjacency:
@@ -149,7 +148,7 @@ class Plan:
     @cached_property
     def sensitivity(self) -> float:
         """sens(C) under the sampler's participation: the factor by which Z is scaled because it is correlated."""
-        return find_sensitivity(self.sampler.participation, self.noise.structure) if self.private else 1.0
+        return find_sensitivity(self.sampler.participation, self.noise.structure) if self.adds_noise else 1.0
 
     @property
     def noise_std(self) -> float:
@@ -157,14 +156,9 @@ class Plan:
         return self.sigma * self.sensitivity
 
     @cached_property
-    def room(self) -> Room:
-        """The capacity of a step; batches that exceed it cost a share of δ over all steps."""
-        return self.sampler.room(chunks.SHARE * self.delta / self.steps)
-
-    @cached_property
     def charge(self) -> float:
         """Relative amount that floating-point rounding of sums adds to every bound."""
-        return chunks.charge(self.room.places) if self.noisy else 0.0
+        return chunks.charge(self.sampler.largest_batch) if self.adds_noise else 0.0
 
     @cached_property
     def channels(self) -> Mapping[str, Channel]:
@@ -185,10 +179,8 @@ class Plan:
     def channel_stds(self, sigma: float | None = None) -> Mapping[str, float]:
         """The noise on each channel's sum: fixed where the channel declares it; the others share the rest of 1/σ²."""
         channels = self.channels
-        if not self.private:
+        if not self.adds_noise:
             return dict.fromkeys(channels, 0.0)
-        free = {n: 0.0 for n, c in channels.items() if c.proof == "released"}
-        channels = {n: c for n, c in channels.items() if n not in free}
         fixed = {n: c.std for n, c in channels.items() if c.std is not None}
         total = (self.sigma if sigma is None else sigma) ** -2
         left = total - sum((channels[n].bound / std) ** 2 for n, std in fixed.items())
@@ -198,38 +190,40 @@ class Plan:
                 f"the channels {sorted(fixed)} use the whole noise budget: give them more noise, or lower σ"
             )
         rest = math.sqrt(others / left) if others else 0.0
-        return {n: self.sensitivity * fixed.get(n, rest * c.bound) for n, c in channels.items()} | free
+        return {n: self.sensitivity * fixed.get(n, rest * c.bound) for n, c in channels.items()}
 
     def delta_left(self, steps: int | None = None, attempts: int = 1) -> float:
-        """δ that remains after overfull batches, truncation of the noise, and the composed releases.
+        """δ that remains after truncation of the noise, and the composed releases.
 
         If ``steps`` were taken in several attempts, every attempt pays for its own truncation."""
         count = self.steps if steps is None else steps
         times = max(attempts, -(-count // self.steps))
-        lost = times * self.tails + count * self.room.overflow + extra_delta(self.beside)
+        lost = times * self.tails + extra_delta(self.composed)
         return self.delta - (lost if self.trials is None else self.trials.loss_factor * lost)
 
-    def tails_beside(self, coordinates: int) -> float:
+    def composed_tail_delta(self, coordinates: int) -> float:
         """δ for truncation beyond `tails` that a composition with other runs needs.
 
         The discount in `tails` (at most e^ε times the truncated mass) holds for a single ε and does not compose."""
-        if not self.has_tails:
-            return 0.0
-        return max(0.0, self.find_tails(coordinates).cost() - self.tails)
+        ends = self.find_tails(coordinates)
+        return 0.0 if ends is None else max(0.0, ends.cost() - self.tails)
 
-    def find_tails(self, coordinates: int) -> Tails:
-        """Where the noise of a run with ``coordinates`` numbers per channel is truncated; Z has one row per draw.
+    def find_tails(self, coordinates: int) -> Tails | None:
+        """Where the noise of a run with ``coordinates`` numbers per channel is truncated; Z has one row per draw. None
+        without Gaussian noise.
 
         If the whole run is one Gaussian (`hush.guarantees`), one example moves all steps together by at most one. A
         query with private state also moves steps that the example is not part of."""
+        if self.trains_on is not None:
+            return self.trains_on.find_tails(self.sigma, coordinates)
+        if not self.adds_noise:
+            return None
         part, structure = self.sampler.participation, self.noise.structure
         mu = (2.0 if self.neighbours == "replace" else 1.0) / (self.sigma * structure.least_scale)
         rate = 1.0 if part.poisson_rate is None else part.poisson_rate
         if isinstance(self.query, HasHiddenState):
             mu, rate = mu * self.query.reach, 1.0
         numbers = coordinates * len(self.query.channels)
-        if isinstance(self.query, NeedsPreparation):
-            return Tails(numbers, self.query.count_releases(part, self.steps), mu, rate)
         plain = all(channel.proof == "sum" for channel in self.query.channels.values())
         shared = plain and part.one_gaussian
         return Tails(numbers, max(self.steps, structure.draws), mu, rate, shared)
@@ -241,7 +235,7 @@ class Plan:
     def with_arithmetic(self, checked: str = "") -> Self:
         """This plan, with the assumptions of its arithmetic and, after a run has ``checked`` them, the result."""
         said = any(text.startswith(INDEPENDENT_ROWS) for text in self.assumptions)
-        if said or not self.noisy or self.arithmetic != "rigorous":
+        if said or not self.adds_noise or self.arithmetic != "rigorous":
             return self
         return self.assuming(INDEPENDENT_ROWS + checked)
 
@@ -254,13 +248,17 @@ class Plan:
     def declared(self, scope: IdentityScope) -> dict[str, Any]:
         """Its fields, and under ``accounted`` everything that its event is built from.
 
-        Tails are left out because they depend on the model; composed releases, trials and unit are left out if they
-        are not set. ``rows_per_unit`` changes what is summed: two runs that differ in it must not share noise."""
-        unsaid = {"tails"} | ({"beside"} if not self.beside else set())
+        Tails and precision are left out because they depend on the model; composed releases, what is trained on,
+        trials and unit are left out if they are not set. ``rows_per_unit`` changes what is summed: two runs that
+        differ in it must not share noise."""
+        unsaid = {"tails", "precision"} | ({"composed"} if not self.composed else set())
+        unsaid |= {"trains_on"} if self.trains_on is None else set()
         unsaid |= {"trials"} if self.trials is None else set()
         unsaid |= {"unit"} if self.unit == "example" else set()
         unsaid |= {"rows_per_unit"} if self.rows_per_unit is None else set()
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in unsaid}
+        fields = {
+            stable_field(Plan, f.name): getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in unsaid
+        }
         accounted = {
             "participation": self.sampler.participation,
             "structure": self.noise.structure,
@@ -283,7 +281,7 @@ class Plan:
 
     def _check_unit(self) -> None:
         """Methods that release single rows have a proof for one row only."""
-        if self.releases_rows and self.unit != "example":
+        if self.trains_on is not None and self.unit != "example":
             raise NotProvenError(
                 f"method '{self.method}' releases every row on its own and is proven for one row, not for all rows of "
                 f"one {self.unit}: leave the unit out, or use dp-sgd"
@@ -294,9 +292,8 @@ class Plan:
             raise InvalidInputError(
                 f"the plan takes {self.steps} steps and the sampler covers {self.sampler.participation.steps}"
             )
-        for name, std in self.channel_stds().items():
-            if self.query.channels[name].proof != "released":
-                check_std(std)
+        for std in self.channel_stds().values() if self.adds_noise else ():
+            check_std(std)
 
     def check_proof(self) -> None:
         """Raise `NotProvenError` unless the guarantee is proven, or claimed and accepted by the user."""
@@ -338,7 +335,7 @@ class Plan:
             sampler=sampler,
             query=query,
             noise=noise.build(steps) if isinstance(noise, NoiseFactory) else noise,
-            rule=bind_steps(optimizer, steps),
+            optimizer=bind_steps(optimizer, steps),
             sigma=1.0,
             divisor=sampler.expected_batch if divisor is None else divisor,  # type: ignore[attr-defined]
             steps=steps,
@@ -352,29 +349,39 @@ class Plan:
 
         ε is that of the first claim and includes all composed releases."""
         validate.positive(epsilon=epsilon)
-        if not self.private:
+        if not self.has_guarantee:
             raise NotProvenError(
                 f"method '{self.method}' adds no noise and cannot reach an ε: use dp-sgd or another private method"
             )
         base = dataclasses.replace(self, delta=self.delta if delta is None else delta)
         base._check_left(epsilon)
-        return dataclasses.replace(base, sigma=find_sigma(base, epsilon))
+        return dataclasses.replace(base, sigma=find_sigma(base._with_reserve(epsilon), epsilon))
+
+    def _with_reserve(self, epsilon: float) -> Plan:
+        """This plan with δ set aside for the finite precision of a large model, where that matters: at a large ε. The
+        number of coordinates is not known before a run starts."""
+        if not self.draws_independently or self.precision is not None:
+            return self
+        factor = 1.0 + math.exp(min(epsilon, 700.0))
+        pairs = next((p for p in RESERVED if factor * precision_of(p).delta <= RESERVED_SHARE * self.delta), 0)
+        reserve = 1.1 * factor * precision_of(pairs).delta
+        return dataclasses.replace(self, tails=reserve) if reserve > 1e-4 * self.delta else self
 
     def _check_left(self, epsilon: float) -> None:
         """Raise if the composed releases alone use all of ε or δ."""
         left = self.delta_left()
-        if not self.beside:
+        if not self.composed:
             return
         if left <= 0:
             raise InvalidInputError(
-                f"{join_names(self.beside)} use all of δ = {self.delta:g}: give a larger δ, or leave them out"
+                f"{join_names(self.composed)} use all of δ = {self.delta:g}: give a larger δ, or leave them out"
             )
-        event = dp_event.ComposedDpEvent([release.event for release in self.beside])
+        event = dp_event.ComposedDpEvent([release.event for release in self.composed])
         kind = accountant.default_accountant(event, self.neighbours)
         spent = accountant.epsilon(event, left, adjacency=self.neighbours, accountant=kind)
         if spent >= epsilon:
             raise InvalidInputError(
-                f"nothing is left of ε = {epsilon:g} for training: {join_names(self.beside)} alone cost "
+                f"nothing is left of ε = {epsilon:g} for training: {join_names(self.composed)} alone cost "
                 f"ε = {rounded_up(spent)} at δ = {self.delta:g}; give them less, or raise ε"
             )
 
@@ -413,23 +420,25 @@ class Plan:
         rows = as_source(data)
         source = rows if unit is None else Units.of(rows, unit, rows_per_unit)
         self._check_examples(len(source))
-        if self.private and unit is None:
+        if self.has_guarantee and unit is None:
             check_repeats(rows)
         if isinstance(data, (DataLoader, Source)):
             check_rows(rows)
-        if self.private:
+        if self.adds_noise:
             check_parts(rows)
         check_number_types(model, losses, rows)
         plan = dataclasses.replace(self, rows_per_unit=source.most) if isinstance(source, Units) else self
+        if isinstance(source, Units):
+            losses, microbatch = average_rows(losses, source.most), max(1, microbatch // source.most)
         if secret is not None and not isinstance(secret, Secret):
-            secret = Secret.from_seed(int(secret), plan._known_for_a_seed(model))
-        with_tails = plan.with_tails(count_coordinates(plan, model, source))
+            cut = [f"chunks of {find_rows(plan, trainable(model), source, MICROBATCH)}"] if is_rigorous(plan) else []
+            secret = Secret.from_seed(int(secret), plan._known_for_a_seed(model), *cut)
+        trained = None if plan.trains_on is None else plan.trains_on.bind(model, losses, source, plan.sigma)
+        with_tails = plan.with_tails(count_coordinates(model) if trained is None else trained.numbers)
         if isinstance(data, DataLoader):
             logging.getLogger("hush").warning(describe_replaced(data))
         for text in _list_data_conditions(data, rows, self.unit):
             with_tails = with_tails.assuming(text)
-        if isinstance(source, Units):
-            losses, microbatch = average_rows(losses, source.most), max(1, microbatch // source.most)
         run = Run(
             with_tails,
             model,
@@ -439,18 +448,23 @@ class Plan:
             microbatch=microbatch,
             ranks=ranks,
             noise_shards=noise_shards,
+            trained=trained,
         )
         check_schedule(run.state()["rule"], trainable(model), plan.steps)
         return run
 
     def with_tails(self, coordinates: int) -> Plan:
-        """This plan with the share of δ that truncated noise on ``coordinates`` numbers costs.
+        """This plan with what the finite precision of noise on ``coordinates`` numbers costs: of independent noise all
+        of it (`hush.accounting.noise_precision`), of other noise the end of its tails (`hush.accounting.noise_tails`).
 
-        ``coordinates`` is the size of the largest channel (`hush.accounting.noise_tails`). Raises if the cost is too
-        high."""
-        if not self.has_tails:
-            return self
+        ``coordinates`` is the size of the largest channel. Where the precision of independent noise would take more
+        than a tenth of δ, only the tails are charged and the guarantee gets a condition. Raises if the tails cost too
+        much."""
+        if self.draws_independently and (made := self._with_precision(coordinates)) is not None:
+            return made
         ends = self.find_tails(coordinates)
+        if ends is None:
+            return self
         taken = ends.cost()
         if taken > SHARE * self.delta and self.trials is not None:
             raise NotProvenError(
@@ -459,7 +473,36 @@ class Plan:
             )
         if taken > SHARE * self.delta:
             taken = ends.check(self.delta, self.guarantee().epsilon)
-        return dataclasses.replace(self, tails=taken)
+        return dataclasses.replace(self, tails=taken).assuming(PRECISE)
+
+    @property
+    def draws_independently(self) -> bool:
+        """Whether every sum gets independent noise, which `hush.accounting.noise_precision` covers."""
+        return self.adds_noise and type(self.noise) is Independent
+
+    @property
+    def draws_otherwise(self) -> bool:
+        """Whether there is Gaussian noise that `hush.accounting.noise_precision` does not cover, whatever its size."""
+        return self.has_guarantee and not self.draws_independently and self.find_tails(1) is not None
+
+    def _with_precision(self, coordinates: int) -> Plan | None:
+        """None where it would take more than a tenth of δ, as it does at a large ε."""
+        pairs = len(self.query.channels) * count_pairs(coordinates) * self.steps
+        found = precision_of(pairs)
+        if self.trials is not None:
+            allowed = self.precision or FinitePrecisionDpEvent(0.0, 0.0)
+            if found.log_ratio > allowed.log_ratio or found.delta > allowed.delta:
+                raise NotProvenError(
+                    f"noise on {coordinates} numbers in {self.steps} steps costs more for its finite precision than is "
+                    "accounted for in each of many trials: train once, or a smaller model"
+                )
+            return self
+        made = dataclasses.replace(self, precision=found, tails=0.0)
+        ends = self.find_tails(coordinates)
+        assert ends is not None
+        whole = math.sqrt(self.steps) * ends.mu  # without amplification by sampling
+        fits = (1.0 + math.exp(min(gaussian_epsilon(0.9 * self.delta, whole), 700.0))) * found.delta < 0.05 * self.delta
+        return made if fits or math.isfinite(made.guarantee().epsilon) else None
 
     def _check_examples(self, population: int) -> None:
         """Raise if the data has a different size than the plan.

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from hush._internal.tensors import Losses, State, Sums, copy_into, trainable
 from hush.accounting.guarantee import CHECKED, HOOKED, TRAINED, UPDATED, Guarantee
 from hush.aggregation import Aggregator
-from hush.clipping import NeedsPreparation, Start
+from hush.data_release import ReleasedData, Values
 from hush.data_source import Collated, Source
 from hush.distributed.consistency import check_same_run, check_shareable, find_shards
 from hush.distributed.group import MICROBATCH, Batch, NoiseReuseGuard, ProcessGroup, Record, SingleProcess, on_rank_zero
@@ -44,6 +44,7 @@ from hush.privacy_unit import as_units
 from hush.randomness import Secret
 
 if TYPE_CHECKING:
+    from hush.data_release import TrainingData
     from hush.plan import Plan
     from hush.release.description import Description
     from hush.run_directory import RunDirectory
@@ -67,46 +68,42 @@ class Run:
         microbatch: int = MICROBATCH,
         ranks: ProcessGroup | None = None,
         noise_shards: bool = False,
+        trained: TrainingData | None = None,
     ) -> None:
         self._plan, self._model = plan, model
         self._ranks = ranks or SingleProcess()
         check_shareable(plan, self.ranks)
         self._next = 0
         self._process, self._busy = os.getpid(), threading.Lock()
-        self._source, self._secret = source, Secret.from_json(self.ranks.hear(secret.to_json()))
+        self._source, self._secret = source, Secret.from_json(self.ranks.broadcast(secret.to_json()))
         self._params = trainable(model)
         if not self._params:
             raise InvalidInputError("the model has no parameter to train: every requires_grad is False")
-        if plan.private:
+        if plan.adds_noise:
             check_model(model)
         self.device = next(iter(self._params.values())).device
-        self._query, taken = plan.query, source
-        if plan.releases_rows and not isinstance(plan.query, NeedsPreparation):
-            raise InvalidInputError(
-                f"{type(plan.query).__name__} releases single records but cannot be prepared for a run: implement "
-                "every method of hush.clipping.NeedsPreparation"
-            )
-        if isinstance(plan.query, NeedsPreparation):
-            start = Start(model, losses, source, lambda: self._secret, plan.channel_stds())
-            self._query, taken = plan.query.prepare(start)
-        self._coordinates = count_coordinates(plan, model, source)
-        self._public, self._private = self._query.init(self._params)
+        taken = source if trained is None else trained.source
+        self._released = taken if isinstance(taken, ReleasedData) else None
+        self._coordinates = count_coordinates(model) if trained is None else trained.numbers
+        self._public, self._private = plan.query.init(self._params)
         hooks = list_hooks(model)
-        self._rule = plan.rule.init(self._params)
-        if plan.private:
+        self._optimizer_state = plan.optimizer.init(self._params)
+        if plan.adds_noise:
             refuse_new_hooks(model, hooks)
-        self._trained_before, self._noted = was_trained(model), False
+        self._trained_before, self._marked_trained = was_trained(model), False
         self._whole = True
-        self._after_step: list[Callable[[Record], None]] = []
+        self._after_step: list[Callable[[Record], None]] = [] if trained is None else [*trained.after_step]
+        self._private_folder: Path | None = None
         self.directory: RunDirectory | None = None  # set by `hush.start`
         self._charge: Callable[[], None] | None = None
         self._charged = False
-        self._witness: NoiseReuseGuard | None = None
+        self._noise_guard: NoiseReuseGuard | None = None
         self._history = ReplayHistory()
-        self._drawn: tuple[int, Tensor] = (-1, torch.empty(0, dtype=torch.int64))
+        self._cached_batch: tuple[int, Tensor] = (-1, torch.empty(0, dtype=torch.int64))
         self._noising = NoiseAdder(plan, self._params, find_shards(self.ranks, self.device) if noise_shards else None)
+        own = losses if trained is None else trained.losses
         self._summing = Aggregator(
-            plan, self._query, model, self._params, losses, taken, microbatch=microbatch, ranks=self.ranks
+            plan, plan.query, model, self._params, own, taken, microbatch=microbatch, ranks=self.ranks
         )
         rows = as_units(taken).rows
         if isinstance(rows, Collated):
@@ -164,8 +161,10 @@ class Run:
 
     def batch(self, step: int) -> Batch:
         """The batch of a step: a pure function of the run's secret and the step."""
-        self._drawn = step, self._draw(step)
-        return Batch(step, self._drawn[1].clone(), self)  # a copy, so that the caller cannot change the run's indices
+        self._cached_batch = step, self._draw(step)
+        return Batch(
+            step, self._cached_batch[1].clone(), self
+        )  # a copy, so that the caller cannot change the run's indices
 
     def _draw(self, step: int) -> Tensor:
         secret = pick_secret(self._secret, self.plan.sampler.participation)
@@ -196,8 +195,7 @@ class Run:
 
     def _step(self, batch: Batch) -> Record:
         self._check(batch)
-        if isinstance(self._query, NeedsPreparation):
-            self._query.make_ready(batch.step)
+        self.draw_data()
         self.check_arithmetic()
         if self.ranks.world == 1:
             self.charge()
@@ -205,13 +203,13 @@ class Run:
         while not self._may_add_noise(channels):
             sums, channels, private = self._sum(batch)
         self._whole, self._private = False, private
-        if not self._noted:
+        if not self._marked_trained:
             note_training(self._model)
-            self._noted = True
+            self._marked_trained = True
         release = self._noising.release(channels, self._secret, self.next)
-        update = self.plan.rule.step(self._params, release, self._rule)
-        self._summing.settle()
-        self._public = self._query.observe(release, update, self._public)
+        update = self.plan.optimizer.step(self._params, release, self._optimizer_state)
+        self._summing.mark_updated()
+        self._public = self.plan.query.observe(release, update, self._public)
         self._next += 1
         self._history = self._history.reached(self._next)
         self._whole = True
@@ -235,6 +233,18 @@ class Run:
         finally:
             self._busy.release()
 
+    def draw_data(self) -> Values:
+        """Release what the run trains on in place of the data, once; called by `step` before the first step.
+
+        The ledger is charged before anything is drawn (`hush.data_release`). Empty if the run trains on the data."""
+        return {} if self._released is None else self._released.draw(self, self._private_folder)
+
+    def keep_in(self, folder: Path) -> None:
+        """Save the values of `draw_data` in this private directory; called by `hush.checkpointing.Checkpoints`."""
+        self._private_folder = folder
+        if self._released is not None:
+            self._released.save(self._secret.first, folder)
+
     def check_arithmetic(self) -> None:
         """Raise if an example's arithmetic depends on other rows; called by `step` before the first step.
 
@@ -247,19 +257,19 @@ class Run:
 
         False if the run switched to a fresh secret, so that the sums must be recomputed."""
         if self.ranks.world == 1:
-            return self._witness is None or self._witness.meets(channels)
+            return self._noise_guard is None or self._noise_guard.allows(channels)
 
         def decide() -> dict[str, Any]:
             self.charge()
-            met = self._witness is None or self._witness.meets(channels)
+            met = self._noise_guard is None or self._noise_guard.allows(channels)
             return {"fresh": None if met else self._secret.to_json(), "history": self.history.to_json()}
 
-        told = on_rank_zero(self.ranks, decide)
+        answer = on_rank_zero(self.ranks, decide)
         if self.ranks.rank:
-            self._history = ReplayHistory.from_json(told["history"])  # every step taken, as recorded by process 0
-            if told["fresh"] is not None:
-                self._change_secret(Secret.from_json(told["fresh"]), self.history)
-        return told["fresh"] is None
+            self._history = ReplayHistory.from_json(answer["history"])  # every step taken, as recorded by process 0
+            if answer["fresh"] is not None:
+                self._change_secret(Secret.from_json(answer["fresh"]), self.history)
+        return answer["fresh"] is None
 
     @property
     def secret(self) -> Secret:
@@ -278,25 +288,19 @@ class Run:
             self._charge()
             self._charged = True
 
-    def witnessed_by(self, witness: NoiseReuseGuard) -> None:
+    def guard_noise(self, witness: NoiseReuseGuard) -> None:
         """Call ``witness.meets(sums)`` before noise is drawn, and ``witness.releasing()`` before a release."""
-        self._witness = witness if self.plan.private else None
+        self._noise_guard = witness if self.plan.has_guarantee else None
 
-    def renew(self) -> None:
+    def use_fresh_secret(self) -> None:
         """Take the remaining steps with a fresh secret: new sampling and noise, the same fixed batches.
 
         `hush.guarantees` accounts for all attempts together."""
-        if self.plan.releases_rows:
-            raise ResumeError(
-                f"method '{self.plan.method}' cannot continue with fresh noise, because every record would be released "
-                "a second time: use the data, code and machine that this run began with, or start a new run with its "
-                "own secret, which is charged in full"
-            )
         self._change_secret(self._secret.renewed(), self.history.renewed(self.next))
 
     def _change_secret(self, secret: Secret, history: ReplayHistory) -> None:
         self._secret, self._history, self._charged = secret, history, False
-        self._drawn = (-1, self._drawn[1])
+        self._cached_batch = (-1, self._cached_batch[1])
         self._noising.start_anew(history.now.start)
 
     def prepare(self, write: Callable[[nn.Module], None]) -> None:
@@ -305,7 +309,7 @@ class Run:
         Allowed before the first step, or with the same values when the run is resumed."""
         write(self.model)
         if self.next == 0:
-            self._summing.restore(self.microbatch, self._summing.checked, begun=False)
+            self._summing.restore(self.microbatch, self._summing.rows, self._summing.checked, begun=False)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -315,9 +319,9 @@ class Run:
     @property
     def spent(self) -> Guarantee:
         """The guarantee of the steps taken so far; if steps were repeated, that of the whole plan."""
-        if self.history.again or not self.plan.private:
+        if self.history.again or not self.plan.has_guarantee:
             return self.guarantee
-        if self.next == 0 and not self.plan.beside:
+        if self.next == 0 and not self.plan.composed and (self._released is None or not self._released.drawn):
             whole = self.guarantee
             return dataclasses.replace(whole, epsilon=0.0, event=None)
         return account_steps(self.stated(), max(1, self.next), self.coordinates)[0]
@@ -338,7 +342,7 @@ class Run:
         description: Description | None = None,
         overwrite: bool = False,
         dataset: str = "",
-        figures: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, Any] | None = None,
         model: nn.Module | None = None,
     ) -> Path:
         """Write the release, the folder that may be published: weights, description and privacy card.
@@ -361,16 +365,16 @@ class Run:
         if directory is None:
             if self.directory is None:
                 raise InvalidInputError("this run has no directory: give the folder of the release")
-            return self.directory.publish(self, description=description, dataset=dataset, figures=figures)
+            return self.directory.publish(self, description=description, dataset=dataset, metrics=metrics)
         if self.ranks.rank:
             return Path(directory)
         check_room(Path(directory), overwrite=overwrite)
         self._summing.check_release()
-        if self._witness is not None:
-            self._witness.releasing()
-        told = description or Description("other")
+        if self._noise_guard is not None:
+            self._noise_guard.before_release()
+        answer = description or Description("other")
         return write_release(
-            Path(directory), model or self.model, self._card(dataset, figures), told, overwrite=overwrite
+            Path(directory), model or self.model, self._card(dataset, metrics), answer, overwrite=overwrite
         )
 
     def check_release(self, *, description: Description | None = None, dataset: str = "") -> int:
@@ -380,11 +384,10 @@ class Run:
         from hush.release.description import Description
         from hush.release.folder import pack_release
 
-        told = description or Description("other")
+        answer = description or Description("other")
         try:
-            content = pack_release(self.model, self._card(dataset, None), told)
-            if told.schema is None or not any(column.awaited for column in told.schema.columns):
-                Description.from_json(told.to_json(), None if told.schema is None else told.schema.to_json())
+            content = pack_release(self.model, self._card(dataset, None), answer)
+            Description.from_json(answer.to_json(), None if answer.schema is None else answer.schema.to_json())
         except HushError as error:
             raise ReleaseError(f"this run could be trained but not released: {error}") from error
         except Exception as error:  # its text may quote the data, so only its type is shown
@@ -394,10 +397,10 @@ class Run:
             ) from error
         return sum(map(len, content.values()))
 
-    def _card(self, dataset: str, figures: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _card(self, dataset: str, metrics: Mapping[str, Any] | None) -> dict[str, Any]:
         taken, history = self.next, self.history
         card = make_card(
-            self.stated(), steps_taken=taken, history=history, coordinates=self.coordinates, figures=figures
+            self.stated(), steps_taken=taken, history=history, coordinates=self.coordinates, metrics=metrics
         )
         return {**card, "dataset": dataset, "date": date.today().isoformat()}
 
@@ -412,12 +415,13 @@ class Run:
             "secret": self._secret.to_json(),
             "history": self.history.to_json(),
             "microbatch": self.microbatch,
+            "chunk_rows": self._summing.rows,
             "world": self.ranks.world,
             "checked": self._summing.checked,
             "isolated": self._summing.isolated,
             "params": {name: p.detach() for name, p in self._params.items()},
             "buffers": {name: b.detach() for name, b in self.model.named_buffers()},
-            "rule": self._rule,
+            "rule": self._optimizer_state,
             "public": self._public,
             "private": self._private,
             "noise": self._noising.state(),
@@ -435,7 +439,7 @@ class Run:
             self._restore(state, compared)
 
     def _restore(self, state: State, compared: bool) -> None:
-        if self.plan.private and self._witness is None and not compared:
+        if self.plan.adds_noise and self._noise_guard is None and not compared:
             raise ResumeError(
                 "a private run can only be restored from a checkpoint, because a saved state does not know which sums "
                 "its noise was added to since: write checkpoints and use their restore (see docs/nothing-is-lost.md), "
@@ -445,13 +449,13 @@ class Run:
             copy_into(own, state[kind])
         self._next, self._whole, self._charged = state["step"], True, False
         self._secret, self._history = Secret.from_json(state["secret"]), ReplayHistory.from_json(state["history"])
-        self._drawn = (-1, self._drawn[1])  # it was drawn with the previous secret
-        self._rule, self._public, self._private = state["rule"], state["public"], state["private"]
-        if isinstance(self._query, NeedsPreparation):
-            self._query.recall(self._public)
+        self._cached_batch = (-1, self._cached_batch[1])  # it was drawn with the previous secret
+        self._optimizer_state, self._public, self._private = state["rule"], state["public"], state["private"]
         self._noising.restore(state["noise"], self.history.now.start)
         begun, isolated = self.next > 0, bool(state.get("isolated", False))
-        self._summing.restore(state["microbatch"], state["checked"], begun=begun, isolated=isolated)
+        self._summing.restore(
+            state["microbatch"], state["chunk_rows"], state["checked"], begun=begun, isolated=isolated
+        )
 
     @property
     def losses(self) -> Losses:
@@ -460,14 +464,14 @@ class Run:
 
     @property
     def microbatch(self) -> int:
-        """The largest number of examples in a chunk of a batch."""
+        """The largest number of examples that are computed before their gradients are summed."""
         return self._summing.microbatch
 
     def stated(self) -> Plan:
         """The plan with every assumption that this run adds, including those known before its first step."""
         stated = self.plan.with_secret(self._secret)
         hooked, trained = HOOKED if list_hooks(self.model) else "", TRAINED if self._trained_before else ""
-        updated = UPDATED if runs_user_code(self.plan.rule, self._rule) else ""
+        updated = UPDATED if runs_user_code(self.plan.optimizer, self._optimizer_state) else ""
         checked = self._summing.checked
         stated = stated.with_arithmetic(CHECKED.format(checked) if checked else "")
         stated = stated.assuming(self._summing.describe_separation())
@@ -482,10 +486,10 @@ class Run:
 
     def _sum(self, batch: Batch) -> tuple[Sums, Sums, State]:
         """The sums of a batch, the channels built from them, and the query's next private state."""
-        if self._drawn[0] != batch.step:
+        if self._cached_batch[0] != batch.step:
             self.batch(batch.step)
-        sums = self._summing.sum_batch(self._secret, batch.step, self._drawn[1], self._public)
-        return sums, *self._query.finish(sums, self._public, self._private)
+        sums = self._summing.sum_batch(self._secret, batch.step, self._cached_batch[1], self._public)
+        return sums, *self.plan.query.finish(sums, self._public, self._private)
 
     def _check(self, batch: Batch) -> None:
         if not isinstance(batch, Batch) or batch.run is not self:
@@ -504,15 +508,13 @@ class Run:
             )
         if self.next >= self.plan.steps:
             raise RunStateError(f"the plan has {self.plan.steps} steps and all are taken: make a plan with more steps")
-        if self.plan.private and not self.plan.as_accounted:
+        if self.plan.adds_noise and not self.plan.as_accounted:
             raise NotProvenError(
                 "the query's bounds differ from those that were accounted: make a new plan for these bounds"
             )
         self._summing.check_threads()
 
 
-def count_coordinates(plan: Plan, model: nn.Module, source: Source) -> int:
-    """The largest number of values that get noise at once: all trained parameters, or one released row."""
-    trained = max(1, sum(p.numel() for p in trainable(model).values()))
-    rows = plan.query.count_numbers(model, source) if isinstance(plan.query, NeedsPreparation) else 0
-    return max(trained, rows)
+def count_coordinates(model: nn.Module) -> int:
+    """The number of values that get noise in a step: all trained parameters."""
+    return max(1, sum(p.numel() for p in trainable(model).values()))

@@ -25,7 +25,7 @@ import torch
 from hush._internal.storage import PRIVATE, remove_parts, remove_temporaries, writable_directory, write_atomic
 from hush._internal.text import as_json_data, dump_json
 from hush.checkpointing import Checkpoints, LatestCheckpoint
-from hush.checkpointing.checkpoint import LOG, OtherPlan, tell_difference
+from hush.checkpointing.checkpoint import LOG, OtherPlan, describe_difference
 from hush.checkpointing.noise_reuse_guard import RELEASES, read_releases
 from hush.data_release import find_releases
 from hush.distributed.group import Record
@@ -45,7 +45,7 @@ REPLACES = "replaces.json"  # which release of an earlier run this run replaces,
 COPIES = 4  # free disk space, in sizes of the release: two checkpoints, one being written, the release
 STATED = {"epsilon", "delta", "status", "sentence"}  # the guarantee in the result of a finished run
 DAMAGED = "is damaged, so the finished run cannot be reported again: its release has the model and the guarantee"
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 """Takes one sentence for the operator."""
 
 
@@ -173,7 +173,7 @@ class RunDirectory:
     ledger: Path | None = None
     dataset: str | None = None
     new_dataset: bool = False
-    tell: Tell = _ignore
+    notify: Notify = _ignore
     _stack: ExitStack | None = None
     flags: Mapping[str, str] = field(default_factory=dict)  # the flag of each setting in ``options``, for messages
 
@@ -187,7 +187,7 @@ class RunDirectory:
         """Whether an existing release is replaced: that of a run to be overwritten, or of this run."""
         return self.overwrite or self.resume
 
-    def recall_finished(self, options: bytes) -> dict[str, Any] | None:
+    def read_finished(self, options: bytes) -> dict[str, Any] | None:
         """The saved result of the finished run in this folder, if its secret is deleted and it is requested again."""
         if not self.resume or self.checkpoints is None:
             return None
@@ -202,9 +202,11 @@ class RunDirectory:
         found = read_json(path)
         if not isinstance(found.get("steps"), int) or not found.keys() >= STATED:
             raise FormatError(f"'{path}' {DAMAGED}")
-        self.tell(f"the run in '{self.out}' is finished ({found['steps']} steps): reporting it again, nothing is spent")
+        self.notify(
+            f"the run in '{self.out}' is finished ({found['steps']} steps): reporting it again, nothing is spent"
+        )
         if self.release is not None and not self.release.is_dir():
-            self.tell(f"its release is missing and cannot be written again: '{self.release}'")
+            self.notify(f"its release is missing and cannot be written again: '{self.release}'")
         return {**found, "resumed_from": found["steps"]}
 
     def finish(self, answer: dict[str, Any], *, keep_secret: bool) -> None:
@@ -215,9 +217,9 @@ class RunDirectory:
             path.unlink(missing_ok=True)
         if keep_secret:
             if answer.get("stopped"):  # a run that stopped early has no checkpoint of its last step to mark it finished
-                told = (dump_json(answer["stopped"]) + "\n").encode()
-                write_atomic(self.checkpoints.directory / ENDED, told, mode=PRIVATE)
-            self.tell(f"the secret is kept as requested: '{self.checkpoints.directory}' can subtract the noise")
+                described = (dump_json(answer["stopped"]) + "\n").encode()
+                write_atomic(self.checkpoints.directory / ENDED, described, mode=PRIVATE)
+            self.notify(f"the secret is kept as requested: '{self.checkpoints.directory}' can subtract the noise")
             return
         write_atomic(
             self.checkpoints.directory / FINISHED, (dump_json(as_json_data(answer)) + "\n").encode(), mode=PRIVATE
@@ -228,12 +230,12 @@ class RunDirectory:
         """Begin the run, or restore it, and enter it in its ledger."""
         if self.checkpoints is not None and self.found is not None and self.found.saved is not None and self.resume:
             with corrupt_as_input_error(self.found.saved.path), self._name_options(options):
-                _use_same_machinery(self.found.saved.facts, self.tell)
+                _use_same_machinery(self.found.saved.facts, self.notify)
                 self.checkpoints.restore(run, self.found.saved)
             self.resumed_from = run.next
             (self.checkpoints.directory / ENDED).unlink(missing_ok=True)
         elif self.resume:
-            self.tell(f"nothing to resume in '{self.out}': starting from the beginning")
+            self.notify(f"nothing to resume in '{self.out}': starting from the beginning")
         self._enter(run)
         if self.checkpoints is not None and self.resumed_from is None:
             self.checkpoints.attach(run)  # may raise, so it comes before anything of the earlier run is replaced
@@ -297,13 +299,13 @@ class RunDirectory:
 
     def _say_where(self, run: Run) -> None:
         for damage in self.found.damaged if self.found is not None and self.resume else ():
-            self.tell(f"{damage}: using the checkpoint before it")
+            self.notify(f"{damage}: using the checkpoint before it")
         if self.resumed_from is None:
             return
         if run.next == run.plan.steps:
-            self.tell(f"the run in '{self.out}' is finished ({run.next} steps): reporting it again, nothing is spent")
+            self.notify(f"the run in '{self.out}' is finished ({run.next} steps): reporting it again, nothing is spent")
         else:
-            self.tell(f"resuming at step {run.next} of {run.plan.steps}")
+            self.notify(f"resuming at step {run.next} of {run.plan.steps}")
 
     def keep_matrices(self) -> AbstractContextManager[None]:
         """Within it, solved matrices are saved with the run: solving them again could change their last bits."""
@@ -323,7 +325,7 @@ class RunDirectory:
         if self.begun and run.next == 0 and self.account is None:
             self.checkpoints.discard()
 
-    def how_to_go_on(self, run: Run) -> str:
+    def describe_resume(self, run: Run) -> str:
         """What was saved and which command resumes the run, as the second half of a sentence."""
         if self.checkpoints is None:
             return "nothing was saved, because there is no --out"
@@ -361,15 +363,15 @@ class RunDirectory:
         *,
         description: Description | None = None,
         dataset: str = "",
-        figures: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, Any] | None = None,
         keep_secret: bool = False,
     ) -> Path:
         """Write the release, delete the secret and close the directory."""
         if self.release is None:
             raise InvalidInputError("this run has no directory: give the folder of the release")
-        shown = {**(figures or {}), **self.total_for_card()}
+        shown = {**(metrics or {}), **self.total_for_card()}
         named = dataset or self.dataset or ""
-        path = run.release(self.release, description=description, overwrite=self.replaces, dataset=named, figures=shown)
+        path = run.release(self.release, description=description, overwrite=self.replaces, dataset=named, metrics=shown)
         guarantee = run.guarantee
         stated = {"steps": run.plan.steps, "epsilon": guarantee.epsilon, "delta": guarantee.delta}
         self.finish({**stated, "status": guarantee.status, "sentence": guarantee.sentence()}, keep_secret=keep_secret)
@@ -391,7 +393,7 @@ class RunDirectory:
         spent = {"epsilon": total.epsilon, "delta": total.delta, "status": total.status, **about}
         return {"ledger": as_json_data(spent)}  # an infinite ε is null
 
-    def sum_up_ledger(self) -> dict[str, Any] | None:
+    def summarize_ledger(self) -> dict[str, Any] | None:
         """The ledger's total for the dataset, as JSON fields."""
         if self.account is None:
             return None
@@ -449,12 +451,12 @@ def open_run_directory(
     ledger: Path | None = None,
     dataset: str | None = None,
     new_dataset: bool = False,
-    tell: Tell = _ignore,
+    notify: Notify = _ignore,
     flags: Mapping[str, str] | None = None,
 ) -> Iterator[RunDirectory]:
     """Open the folder before anything expensive starts; raise rather than overwrite a run, unless it is finished and
     ``overwrite`` is set."""
-    shared: dict[str, Any] = {"ledger": ledger, "dataset": dataset, "new_dataset": new_dataset, "tell": tell}
+    shared: dict[str, Any] = {"ledger": ledger, "dataset": dataset, "new_dataset": new_dataset, "notify": notify}
     shared["flags"] = flags or {}
     if out is None:
         if resume:
@@ -471,7 +473,7 @@ def open_run_directory(
     there = out.exists()
     writable_directory(out)
     checkpoints = Checkpoints(out / PRIVATE_PART)
-    checkpoints.tell = tell
+    checkpoints.notify = notify
     try:
         remove_parts(out)
         remove_temporaries(out / RELEASE)
@@ -498,17 +500,19 @@ def _compare_options(path: Path, options: bytes, flags: Mapping[str, str]) -> li
     except InvalidInputError:
         return []
     return [
-        tell_difference(flag, before[name], now[name])
+        describe_difference(flag, before[name], now[name])
         for name, flag in flags.items()
         if name in before and name in now and before[name] != now[name]
     ]
 
 
-def _use_same_machinery(facts: dict[str, Any], tell: Tell) -> None:
+def _use_same_machinery(facts: dict[str, Any], notify: Notify) -> None:
     """Settings that decide the last bits of a sum: set the number of threads, report a different torch version."""
     if facts["threads"] != torch.get_num_threads():
         torch.set_num_threads(facts["threads"])
-        tell(f"using {facts['threads']} threads, as the run did before, to reproduce the same bits")
+        notify(f"using {facts['threads']} threads, as the run did before, to reproduce the same bits")
     before, now = facts["versions"]["torch"], version("torch")
     if before != now:
-        tell(f"the run began with torch {before} and resumes with {now}: its bits may differ from an uninterrupted run")
+        notify(
+            f"the run began with torch {before} and resumes with {now}: its bits may differ from an uninterrupted run"
+        )

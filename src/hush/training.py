@@ -265,10 +265,10 @@ def start(
             ledger=ledger.path if isinstance(ledger, Ledger) else None if ledger is None else Path(ledger),
             dataset=dataset,
             new_dataset=new_dataset,
-            tell=_log.warning,
+            notify=_log.warning,
         )
         options = _identify(plan, model)
-        if on_rank_zero(ranks, lambda: kept.recall_finished(options)) is not None:
+        if on_rank_zero(ranks, lambda: kept.read_finished(options)) is not None:
             raise ResumeError(
                 f"the run in '{directory}' is finished: load '{kept.release}' with hush.load, or start a new run in "
                 "another directory"
@@ -331,8 +331,8 @@ def _read_finished(directory: Path, plan: Plan, model: nn.Module) -> TrainingRes
     """The result of a finished run, with its released weights in ``model``; None if the run is not finished."""
     if not directory.exists():
         return None
-    with open_run_directory(directory, resume=True, tell=_log.warning) as kept:
-        if kept.recall_finished(_identify(plan, model)) is None:
+    with open_run_directory(directory, resume=True, notify=_log.warning) as kept:
+        if kept.read_finished(_identify(plan, model)) is None:
             return None
     release = directory / "release"
     if not release.is_dir():

@@ -47,7 +47,9 @@ from torch import nn
 
 from hush._internal.tensors import Losses
 from hush.accounting import events
+from hush.accounting.accountant import MOST_IMPRECISE
 from hush.accounting.guarantee import Guarantee
+from hush.accounting.noise_precision import precision_of
 from hush.accounting.noise_tails import SHARE
 from hush.accounting.selection import Trials
 from hush.errors import DistributedError, InvalidInputError, NotProvenError
@@ -64,6 +66,7 @@ Model = TypeVar("Model")
 Candidate = dict[str, Any]
 CEILINGS = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)  # of the ε of a search whose noise was given
 SCORED_PUBLICLY = "the trials are scored on public data alone"
+TRIAL_PAIRS = 10**8  # pairs of numbers of noise in one trial, at most: coordinates times steps, over two
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,7 @@ def costs_the_same(plan: Plan, other: Plan) -> bool:
 
 
 def _list_price(plan: Plan) -> tuple[Any, ...]:
-    return events.to_json(plan.event()), plan.delta, plan.delta_left(), plan.neighbours, plan.beside, plan.trials
+    return events.to_json(plan.event()), plan.delta, plan.delta_left(), plan.neighbours, plan.composed, plan.trials
 
 
 def price_search(
@@ -149,11 +152,22 @@ def price_search(
     """The plan that every trial is accounted by, with the noise for which the whole search costs ``epsilon``.
 
     ``make`` gives the plan of a candidate; without an ε at the noise it has, and the plan gets the smallest ceiling
-    that the search stays below. The tails of the noise take their largest share of δ, because the number of
-    coordinates is known only when a trial starts."""
+    that the search stays below. The finite precision of the noise is that of `TRIAL_PAIRS` pairs, and the tails of
+    noise that is not independent take their largest share of δ, because the number of coordinates is known only when a
+    trial starts."""
     trials = Trials(mean_trials, shape, epsilon or CEILINGS[-1])
     plan = check_space(space, lambda candidate: replace(make(candidate), trials=trials))
-    most = replace(plan, tails=SHARE * plan.delta)
+    independent = plan.draws_independently
+    most = (
+        replace(plan, precision=precision_of(TRIAL_PAIRS)) if independent else replace(plan, tails=SHARE * plan.delta)
+    )
+    if most.precision is not None:
+        least = (1 + math.exp(min(epsilon or CEILINGS[0], 700.0))) * trials.imprecise(most.precision).delta
+        if least > MOST_IMPRECISE * plan.delta:
+            raise NotProvenError(
+                f"the finite precision of the noise of all trials takes more than a tenth of δ = {plan.delta:g}: "
+                "give a larger δ, a smaller ε or fewer trials"
+            )
     if epsilon is not None:
         if most.delta_left() <= 0:
             raise NotProvenError(
@@ -193,7 +207,8 @@ def run_trials(
     model with its own secret, trained in memory, and scored by ``judge``."""
 
     def run_trial(candidate: Candidate) -> tuple[float, Model]:
-        own = replace(make(candidate), sigma=plan.sigma, tails=plan.tails, trials=plan.trials)
+        own = replace(make(candidate), sigma=plan.sigma, tails=plan.tails, precision=plan.precision)
+        own = replace(own, trials=plan.trials)
         if not costs_the_same(plan, own):
             raise NotProvenError("this candidate has another privacy event than the search was accounted for")
         run = start(own)
@@ -286,7 +301,7 @@ def tune(
         run = winner.made
         if out is not None:
             chosen = {"chosen": {"parameters": winner.candidate, "score": winner.score}}
-            run.release(out / RELEASE, dataset=dataset or "", figures=chosen)
+            run.release(out / RELEASE, dataset=dataset or "", metrics=chosen)
     return TuningResult(run.model, run.guarantee, plan, winner.candidate, winner.score, out)
 
 

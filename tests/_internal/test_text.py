@@ -1,4 +1,4 @@
-"""Names, labels and headers from files reach no terminal, page or card raw."""
+"""Names, labels and headers from files are escaped before they reach a terminal, a page or a statement."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from hush._internal.text import dump_json, escape_cell, make_printable
 from hush.cli import main
-from keeping import keep
+from train_arguments import keep
 
 NASTY = "a\x1b[31mred\x07\x9b2J\u202egnp.\u2028b\r\nc\x00\x7f"
 

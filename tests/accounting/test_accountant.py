@@ -1,4 +1,4 @@
-"""Golden ε by each accountant, the convention for adjacencies, refusals, and soundness of one accountant by another."""
+"""Golden ε of each accountant, adjacency conventions, refusals, and accountants checked against each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibration: golden σ, always on the safe side, within 0.1 %, and refusals in words."""
+"""Calibration: golden σ, never too small, within 0.1 %, and refusals."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Guarantee: the sentence is honest, conditions are listed, numbers round up, JSON comes back, audits refute."""
+"""Guarantee: its sentence, conditions, upward rounding, JSON round trip, and refutation by audits."""
 
 from __future__ import annotations
 
 import json
 import math
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from dp_accounting import dp_event
@@ -256,3 +257,31 @@ def test_nothing_is_proven_beside_an_epsilon_or_delta_that_says_nothing(epsilon,
     assert found.status == "none"
     assert found.to_json()["status"] == "none"
     assert "no finite ε is proven" in found.sentence()
+
+
+# The protected part (example, label, features) in the sentence, the JSON and the table.
+
+
+def test_the_whole_example_is_protected_unless_something_else_is_said() -> None:
+    assert Guarantee(1.0, 1e-5).protects == "example"
+    assert Guarantee(1.0, 1e-5).to_json()["protects"] == "example"
+
+
+@pytest.mark.parametrize(("half", "words"), [("features", "the features of one patient"), ("labels", "the label of")])
+def test_half_a_guarantee_reads_as_one(half: Any, words: str) -> None:
+    guarantee = Guarantee(1.0, 1e-5, "replace", unit="patient", protects=half)
+    assert words in guarantee.sentence()
+    assert "taken to be public" in guarantee.sentence()
+    assert words in guarantee.to_markdown()
+    assert Guarantee.from_json(guarantee.to_json()) == guarantee
+
+
+def test_a_guarantee_written_without_the_field_is_for_the_example() -> None:
+    written = Guarantee(1.0, 1e-5).to_json()
+    del written["protects"]
+    assert Guarantee.from_json(written).protects == "example"
+
+
+def test_nothing_else_is_protected() -> None:
+    with pytest.raises(InvalidInputError):
+        Guarantee(1.0, 1e-5, protects="half")  # type: ignore[arg-type]

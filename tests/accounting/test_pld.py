@@ -1,4 +1,4 @@
-"""The numerical composition against exact answers: never below them, close above, also where a plain FFT fails."""
+"""Privacy loss distributions against exact values: never below, and close above, also where a plain FFT fails."""
 
 from __future__ import annotations
 

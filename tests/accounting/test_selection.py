@@ -1,4 +1,4 @@
-"""The price of selection: golden values, and both numbers reported."""
+"""The cost of selection: golden values, and both numbers in the result."""
 
 from __future__ import annotations
 

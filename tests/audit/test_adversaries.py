@@ -1,4 +1,4 @@
-"""A mislabelled digit, looked for in the released model alone."""
+"""A mislabelled digit as canary, detected from the released model alone."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from twins import Scaled
 
 import hush
+from faulty_plans import Scaled
 from hush.audit.adversaries import BlackBox
 from hush.audit.audit import audit_claims, collect_scores
 from hush.audit.canary import make_mislabelled_setup

@@ -1,7 +1,8 @@
-"""Bounds from many runs: golden numbers, and how often they are wrong."""
+"""ε lower bounds from many runs: golden values and error rates."""
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -14,10 +15,13 @@ from hush.audit.audit import Scores
 from hush.audit.bounds import (
     Errors,
     GaussianFit,
+    Verdict,
+    allow_for_repeats,
     bound_epsilon,
     bound_mu,
     choose_threshold,
     count_errors,
+    decide,
     highest_rate,
     is_refuted,
     refutation_p,
@@ -180,3 +184,48 @@ def test_what_an_audit_prints_and_decides_is_wrong_no_more_often_than_stated(tai
     assert sum(bound > epsilon for bound in printed) <= _most_misses(0.05)
     assert sum(is_refuted(scores.count_for_verdict(), curve, 0.95) for scores in found) <= _most_misses(0.05)
     assert sum(is_refuted(scores.count_for_verdict(), curve, 0.9999) for scores in found) <= _most_misses(1e-4)
+
+
+# Verdicts: when a claim is refuted.
+
+
+@pytest.mark.parametrize(
+    ("p_values", "comparisons", "expected"),
+    [
+        ([1e-4], 1, "refuted"),
+        ([1.01e-4], 1, "consistent"),
+        ([1e-4], 2, "consistent"),
+        ([0.5, 4.9e-5], 2, "refuted"),
+        ([1e-6], 100, "refuted"),
+        ([1e-6], 101, "consistent"),
+        ([], 3, "consistent"),
+    ],
+)
+def test_a_verdict_is_corrected_for_every_comparison(p_values: list[float], comparisons: int, expected: str) -> None:
+    assert decide(p_values, comparisons) == expected
+
+
+def test_comparisons_cannot_be_left_out() -> None:
+    with pytest.raises(InvalidInputError):
+        decide([0.1, 0.2], 1)
+    with pytest.raises(InvalidInputError, match="0.*1"):
+        decide([-0.1], 1)
+
+
+@pytest.mark.parametrize("announced", [1, 3, 20])
+def test_audits_beyond_those_announced_share_what_one_more_family_would_have(announced: int) -> None:
+    """The announced ones share the rate of false alarms, and all later ones a part of it, however many there are."""
+    shares = [1 / allow_for_repeats(announced, number) for number in range(1, 5000)]
+    assert sum(shares[:announced]) == pytest.approx(1.0)
+    assert 0.99 / announced - 1 / 4999 < sum(shares[announced:]) < 1 / announced
+    with pytest.raises(InvalidInputError):
+        allow_for_repeats(0, 1)
+
+
+def test_a_verdict_as_json() -> None:
+    found = Verdict("m", "claimed", 1.0, 1e-5, 2.5, "refuted", "white-box", 1e-9, 2, 100, float("inf"), 3.0)
+    data = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert data["epsilon_if_gaussian"] is None
+    keys = ("method", "status", "claimed_epsilon", "delta", "epsilon_lower", "confidence", "verdict")
+    assert [data[key] for key in keys] == ["m", "claimed", 1.0, 1e-5, 2.5, 0.95, "refuted"]
+    assert found.refuted

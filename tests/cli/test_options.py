@@ -1,4 +1,4 @@
-"""The options of the commands, by name: none may go; and how they are made from the fields of a class."""
+"""The option names of every command are kept; options built from the fields of a class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One conformance table for every query: a new query is a row in PLANS."""
+"""Conformance table of all queries: a new query is a row in PLANS."""
 
 from __future__ import annotations
 

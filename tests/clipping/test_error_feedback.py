@@ -1,4 +1,4 @@
-"""DiceSGD: the error memory does what its formula says, stays inside, and its two ε are what they are called."""
+"""DiceSGD: the error memory follows its formula and is not released; its claimed and proven ε."""
 
 from __future__ import annotations
 
@@ -235,6 +235,6 @@ class TestRefusals:
 
 def test_a_feedback_that_is_smaller_than_rounding_is_refused() -> None:
     """A step without the example is charged for 2·C₂ alone, which must exceed the rounding of Σ clip + clip(e)."""
-    with pytest.raises(InvalidInputError, match="clip_feedback.*1e-08"):
+    with pytest.raises(InvalidInputError, match="clip_feedback 1e-08"):
         ErrorFeedback(1.0, 1e-8)
     ErrorFeedback(1.0, 1e-6)

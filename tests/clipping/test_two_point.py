@@ -1,4 +1,4 @@
-"""DiSK: without filter it is DP-SGD bit for bit, and its gradient is the combination that the paper defines."""
+"""DiSK: without a filter it equals DP-SGD bit for bit; its gradient is the paper's combination of two points."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def test_without_filter_it_is_dp_sgd_bit_for_bit() -> None:
 
 def test_with_both_points_equal_it_is_dp_sgd_and_the_filter() -> None:
     base = make_plan("dp-sgd", **HOW)
-    rule = KalmanFilter(SGD(0.3), 0.7)
-    both = trained(replace(base, query=TwoPoint(Clipping(0.7), a=6 / 7, gamma=0.0), rule=rule))
-    one = trained(replace(base, query=ClippedSum(0.7), rule=rule))
+    optimizer = KalmanFilter(SGD(0.3), 0.7)
+    both = trained(replace(base, query=TwoPoint(Clipping(0.7), a=6 / 7, gamma=0.0), optimizer=optimizer))
+    one = trained(replace(base, query=ClippedSum(0.7), optimizer=optimizer))
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(both, one, strict=True))
 
 

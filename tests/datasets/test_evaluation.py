@@ -1,4 +1,4 @@
-"""Evaluation by hand: loss, accuracy, confusion matrix and figures per class."""
+"""Evaluation against hand-computed loss, accuracy, confusion matrix and per-class metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hush.datasets import catalogue, evaluation
-from hush.datasets.evaluation import ClassFigures, evaluate
+from hush.datasets.evaluation import ClassMetrics, evaluate
 from hush.datasets.problem import cross_entropy
 from hush.errors import InvalidInputError
 
@@ -50,7 +50,7 @@ def test_dropout_is_off_and_the_mode_comes_back() -> None:
 def test_a_class_that_never_occurs_has_zeros() -> None:
     result = evaluate(nn.Identity(), (SCORES[:2], LABELS[:2]), cross_entropy, classes=3)
     assert result.per_class is not None
-    assert result.per_class[2] == ClassFigures("2", 0, 0.0, 0.0, 0.0)
+    assert result.per_class[2] == ClassMetrics("2", 0, 0.0, 0.0, 0.0)
 
 
 def test_the_metric_of_a_problem_without_classes() -> None:

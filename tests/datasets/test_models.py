@@ -1,4 +1,4 @@
-"""The models of the literature: exact numbers of parameters, shapes, and no layer that mixes examples."""
+"""Models of the literature: exact parameter counts, shapes, and no layer that mixes examples."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hush.datasets.models import VAE, Encoder, Funnel, ResNet18, lenet5, logistic, mlp, p1, p2, small_cnn, vae_losses
+from hush.datasets.models import VAE, Funnel, ResNet18, lenet5, logistic, mlp, p1, p2, small_cnn, vae_losses
 from hush.errors import InvalidInputError
 from hush.randomness import seeded
-from hush.tabular.columns import Column
+from hush.tabular.columns import Category, Encoder, Number
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 # Published counts, but for the funnel: there by hand, convolutions 320 + 18 496 + 73 856 (colour: 896), then
@@ -107,10 +107,10 @@ def test_logistic_is_linear() -> None:
 
 def test_the_encoder_by_hand() -> None:
     columns = [
-        Column("job", "category", values=("a", "b")),
-        Column("age", "number", 0, 100),
-        Column("free", "number"),
-        Column("hashed", "category", buckets=3),
+        Category("job", values=("a", "b")),
+        Number("age", 0, 100),
+        Number("free"),
+        Category("hashed", buckets=3),
     ]
     encoder = Encoder(columns)
     rows = torch.tensor([[1.0, 75.0, 0.0, 2.0], [2.0, 500.0, 0.0, 0.0]])
@@ -123,7 +123,7 @@ def test_the_encoder_by_hand() -> None:
 
 
 def test_the_encoder_is_bounded_and_works_by_row_under_vmap() -> None:
-    encoder = Encoder([Column("x", "number"), Column("k", "category", buckets=4)])
+    encoder = Encoder([Number("x"), Category("k", buckets=4)])
     rows = torch.tensor([[1e30, 1.0], [-1e30, 3.0], [1e-30, 0.0]])
     out = encoder(rows)
     assert torch.isfinite(out).all()

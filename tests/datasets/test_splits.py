@@ -1,4 +1,4 @@
-"""Splits: a partition, the same again for the same seed, blind to what the rows say."""
+"""Splits: a partition, reproducible from a seed, independent of row contents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BLT: the stream, the inverse, closed forms against series, and how near the optimum comes to the best possible."""
+"""BLT: the stream, the inverse, closed forms against series, and the distance to the optimum."""
 
 from __future__ import annotations
 

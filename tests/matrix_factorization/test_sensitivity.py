@@ -1,4 +1,4 @@
-"""Sensitivities against brute force over all patterns, and against contributions that are really vectors."""
+"""Sensitivities against brute force over all participation patterns, and against vector contributions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trees: golden S_max, the published table, and streams whose map from Z to noise undoes the strategy."""
+"""Trees: golden S_max, the published table, and streams whose noise map inverts the strategy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workloads against the optimizers they stand for, and the convergence-aware Λ."""
+"""Workloads against the optimizers they describe, and the convergence-aware Λ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Method auto: it recommends what the mathematics says, runs what it recommends, and shows why."""
+"""Method auto: its recommendation follows from the errors, it runs what it recommends, and shows the reason."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_auto_is_the_best_candidate() -> None:
     plan = make_plan("auto", **LOOSE, lr=0.125, clip=0.5)
     assert best.method == plan.method == "dp-matrix-se"
     assert plan.sigma == best.sigma
-    assert plan.rule.lr == 0.125
+    assert plan.optimizer.lr == 0.125
     assert plan.query.channels["gradient"].bound == 0.5
     named = make_plan(plan.method, **LOOSE, lr=0.125, clip=0.5, **best.options)
     assert plan.fingerprint() == named.fingerprint()
@@ -82,7 +82,7 @@ def test_one_pass_with_little_privacy_wants_correlation_and_much_privacy_wants_s
 def test_momentum_changes_what_the_model_sees() -> None:
     plain, heavy = (recommend(PlanConfig(**SMALL, epsilon=4.0), SGDOptions(momentum=m))[0] for m in (0.0, 0.9))
     assert heavy.error > 2 * plain.error
-    assert make_plan("auto", **SMALL, epsilon=4.0, momentum=0.9).rule.momentum == 0.9
+    assert make_plan("auto", **SMALL, epsilon=4.0, momentum=0.9).optimizer.momentum == 0.9
 
 
 def test_weight_decay_leaves_out_what_cannot_have_it() -> None:
@@ -137,7 +137,7 @@ def test_best_bands_have_the_smallest_error_of_all_bands(candidates) -> None:
 
 def test_tell_hears_every_candidate() -> None:
     heard: list[str] = []
-    found = recommend(PlanConfig(**SMALL, epsilon=3.75), tell=heard.append)
+    found = recommend(PlanConfig(**SMALL, epsilon=3.75), notify=heard.append)
     assert len(heard) == len(found)
     assert {"dp-sgd", "dp-bandmf, bands=2", "dp-blt"} <= set(heard)
 
@@ -182,8 +182,8 @@ def test_train_says_what_was_chosen_and_why(capsys) -> None:
 
 def test_long_work_is_told_and_short_work_is_not(capsys) -> None:
     patience = console.DelayedStatus("comparing methods")
-    patience.tell("dp-sgd")
+    patience.notify("dp-sgd")
     assert capsys.readouterr().err == ""
     patience.remind()
-    patience.tell("dp-blt")
+    patience.notify("dp-blt")
     assert capsys.readouterr().err.splitlines() == ["comparing methods: dp-sgd …", "comparing methods: dp-blt …"]

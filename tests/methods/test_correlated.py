@@ -1,4 +1,4 @@
-"""Methods with correlated noise: what they declare, what they refuse, and that a real run injects just that noise."""
+"""Methods with correlated noise: declarations, refusals, and the noise that a run adds."""
 
 from __future__ import annotations
 

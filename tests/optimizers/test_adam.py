@@ -1,4 +1,4 @@
-"""AdamBC takes the noise's part out of the second moment; the Kalman filter averages, and knows what noise is left."""
+"""AdamBC subtracts the noise from the second moment; the Kalman filter averages and reports the remaining noise."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def second_moment(said: float, true: float, mean: float = 0.3) -> float:
     """The mean over coordinates of v̂ − ψ, for a constant gradient with noise ``true`` where ``said`` is declared."""
     generator = torch.Generator().manual_seed(0)
     params = {"w": nn.Parameter(torch.zeros(COORDINATES).double())}
-    rule = AdamBC(1e-9)
-    state = rule.init(params)
+    optimizer = AdamBC(1e-9)
+    state = optimizer.init(params)
     for step in range(STEPS):
         noise = true * torch.randn(COORDINATES, generator=generator).double()
-        rule.step(params, release(step, mean + noise, said), state)
-    start = 1 - rule.beta2**STEPS
+        optimizer.step(params, release(step, mean + noise, said), state)
+    start = 1 - optimizer.beta2**STEPS
     return float((state["v"]["w"] / start - state["psi"] / start).mean())
 
 
@@ -49,11 +49,11 @@ def test_two_steps_by_hand() -> None:
     Step 2: m̂ = (0.18 + 0.1)/0.19, v̂ = (0.003996 + 0.001)/0.001999, ψ = (0.00024975 + 0.001)/0.001999.
     """
     params = {"w": nn.Parameter(torch.zeros(1).double())}
-    rule = AdamBC(0.1)
-    state = rule.init(params)
-    first = rule.step(params, release(0, torch.tensor([2.0]).double(), 0.5), state)["w"]
+    optimizer = AdamBC(0.1)
+    state = optimizer.init(params)
+    first = optimizer.step(params, release(0, torch.tensor([2.0]).double(), 0.5), state)["w"]
     assert first.item() == pytest.approx(-0.2 / math.sqrt(3.75))
-    second = rule.step(params, release(1, torch.tensor([1.0]).double(), 1.0), state)["w"]
+    second = optimizer.step(params, release(1, torch.tensor([1.0]).double(), 1.0), state)["w"]
     v, psi = 0.004996 / 0.001999, 0.00124975 / 0.001999
     assert second.item() == pytest.approx(-0.1 * (0.28 / 0.19) / math.sqrt(v - psi))
 
@@ -112,10 +112,10 @@ class TestKalman:
     def test_three_steps_by_hand(self) -> None:
         """κ = ¼, gradients 8, 4, 0: filtered 8, then 7, then 5.25."""
         params = {"w": nn.Parameter(torch.zeros(1).double())}
-        rule = KalmanFilter(SGD(1.0), 0.25)
-        state = rule.init(params)
+        optimizer = KalmanFilter(SGD(1.0), 0.25)
+        state = optimizer.init(params)
         moved = [
-            rule.step(params, release(t, torch.tensor([g]).double(), 1.0), state)["w"].item()
+            optimizer.step(params, release(t, torch.tensor([g]).double(), 1.0), state)["w"].item()
             for t, g in enumerate((8.0, 4.0, 0.0))
         ]
         assert moved == [-8.0, -7.0, -5.25]
@@ -125,10 +125,10 @@ class TestKalman:
         kappa, std = 0.3, 2.0
         generator = torch.Generator().manual_seed(0)
         params = {"w": nn.Parameter(torch.zeros(20_000).double())}
-        rule = KalmanFilter(SGD(1e-9), kappa)
-        state = rule.init(params)
+        optimizer = KalmanFilter(SGD(1e-9), kappa)
+        state = optimizer.init(params)
         for step in range(60):
-            rule.step(params, release(step, std * torch.randn(20_000, generator=generator).double(), std), state)
+            optimizer.step(params, release(step, std * torch.randn(20_000, generator=generator).double(), std), state)
         assert state["variance"] == pytest.approx(std**2 * kappa / (2 - kappa), rel=1e-6)
         measured = state["filtered"]["w"].var().item()
         assert measured == pytest.approx(state["variance"], rel=0.05)
@@ -137,10 +137,10 @@ class TestKalman:
     def test_the_rule_inside_is_told(self) -> None:
         """AdamBC behind a filter takes out the filtered noise, not the raw one."""
         params = {"w": nn.Parameter(torch.zeros(1).double())}
-        rule = KalmanFilter(AdamBC(1e-9, beta2=0.5), 0.5)
-        state = rule.init(params)
+        optimizer = KalmanFilter(AdamBC(1e-9, beta2=0.5), 0.5)
+        state = optimizer.init(params)
         for step in range(40):
-            rule.step(params, release(step, torch.zeros(1).double(), 3.0), state)
+            optimizer.step(params, release(step, torch.zeros(1).double(), 3.0), state)
         assert state["rule"]["psi"] == pytest.approx(9.0 * 0.5 / 1.5, rel=1e-6)
 
     def test_bad_gain(self) -> None:

@@ -1,4 +1,4 @@
-"""A scheduler that ends before its plan is refused before anything is spent, and trying it touches nothing."""
+"""A scheduler that ends before its plan is refused before anything is spent; the check has no side effects."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def losses(model, content):
     return functional.cross_entropy(model(content[0]), content[1], reduction="none")
 
 
-def start(rule):
+def start(optimizer):
     plan = make_plan("dp-sgd", examples=24, batch_size=6, steps=STEPS, noise_multiplier=1.0)
     torch.manual_seed(0)
     data = torch.randn(24, 3), torch.arange(24) % 2
-    return replace(plan, rule=rule).start(nn.Linear(3, 2), losses, data, secret=None)
+    return replace(plan, optimizer=optimizer).start(nn.Linear(3, 2), losses, data, secret=None)
 
 
 @pytest.mark.parametrize(
-    "rule",
+    "optimizer",
     [SHORT, EMA(0.999, SHORT, STEPS), Grouped((("weight", LONG), ("*", SHORT)))],
     ids=["bare", "average", "group"],
 )
-def test_a_scheduler_that_is_too_short_is_refused_before_the_first_step(rule) -> None:
-    with pytest.raises(InvalidInputError, match="OneCycleLR.*2.*plan's.*6.*6"):
-        start(rule)
+def test_a_scheduler_that_is_too_short_is_refused_before_the_first_step(optimizer) -> None:
+    with pytest.raises(InvalidInputError, match="OneCycleLR.*2.*plan's 6.*6"):
+        start(optimizer)
 
 
 @pytest.mark.parametrize("name", GOOD)

@@ -1,4 +1,4 @@
-"""AES-256 in counter mode and as GMAC: the published vectors, and the bytes that runs and checkpoints rely on."""
+"""AES-256 in counter mode and as GMAC: published vectors, and the bytes that runs and checkpoints depend on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys and generators: a run's secret gives the same ones for ever, and no two purposes the same."""
+"""Keys and generators: reproducible from a run's secret, and different for every purpose."""
 
 from __future__ import annotations
 

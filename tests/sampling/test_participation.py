@@ -1,4 +1,4 @@
-"""The properties of the kinds of participation."""
+"""The properties of each kind of participation."""
 
 from __future__ import annotations
 

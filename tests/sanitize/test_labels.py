@@ -1,14 +1,18 @@
-"""label-rr: what it trains on, what it costs, what can be told from it, and that it goes on where it stopped."""
+"""label-rr: its training data, cost, disclosure and resume."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor, nn
 
@@ -17,12 +21,23 @@ from hush.data_source import as_source
 from hush.datasets.catalogue import load
 from hush.datasets.evaluation import evaluate_problem
 from hush.datasets.problem import cross_entropy
-from hush.errors import BudgetExceededError, InvalidInputError, NotProvenError, ResumeError
+from hush.errors import BudgetExceededError, InvalidInputError, NotProvenError, ResumeError, RunStateError
 from hush.methods import make_plan
 from hush.plan import Plan
 from hush.randomness import Secret, seeded
 from hush.run import Run
-from hush.sanitize.labels import RandomisedLabels, RandomizedLabels, dominating_pair, respond
+from hush.sanitize.labels import (
+    VALUES,
+    LabelAnswers,
+    ResponseTable,
+    bound_growth,
+    check_prior,
+    choose_sizes,
+    dominating_pair,
+    draw_integers,
+    find_largest_ratio,
+    respond,
+)
 from hush.training import take_steps
 
 N, FEATURES, CLASSES = 120, 5, 4
@@ -47,11 +62,9 @@ def _start(plan: Plan, data: tuple[Tensor, Tensor], secret: Secret | int = 5) ->
     return plan.start(_model(), cross_entropy, data, secret=secret)
 
 
-def _answers(run: Run) -> RandomizedLabels:
-    query = run._query
-    assert isinstance(query, RandomisedLabels)
-    assert query.answers is not None
-    return query.answers
+def _draw(run: Run) -> Tensor:
+    """The answers that a run draws."""
+    return run.draw_data()["labels"]
 
 
 def _weights(run: Run) -> Tensor:
@@ -74,9 +87,8 @@ def test_the_event_is_binary_randomised_response_at_epsilon(epsilon: float) -> N
     assert math.log((2 - p) / p) == pytest.approx(epsilon, rel=1e-9)
 
 
-@pytest.mark.parametrize("stages", [1, 2])
-def test_the_cost_grows_neither_with_steps_nor_with_stages(stages: int) -> None:
-    short, long = (_plan(steps=steps, stages=stages, epsilon=None, noise_multiplier=0.5) for steps in (2, 400))
+def test_the_cost_does_not_grow_with_steps() -> None:
+    short, long = (_plan(steps=steps, epsilon=None, noise_multiplier=0.5) for steps in (2, 400))
     assert short.guarantee().epsilon == long.guarantee().epsilon
 
 
@@ -89,18 +101,18 @@ def test_training_sees_answers_and_no_label() -> None:
     features, labels = torch.randn(20_000, FEATURES), torch.randint(0, CLASSES, (20_000,))
     plan = make_plan("label-rr", examples=20_000, batch_size=100, steps=1, noise_multiplier=0.5)
     run = plan.start(_model(), cross_entropy, (features, labels), secret=3)
-    kept = int((_answers(run).draw_first() == labels).sum())
+    kept = int((_draw(run) == labels).sum())
     chance = math.exp(2) / (math.exp(2) + 3)
     assert stats.binomtest(kept, 20_000, chance).pvalue > 1e-4
     assert stats.binomtest(kept, 20_000, math.exp(2.2) / (math.exp(2.2) + 3)).pvalue < 1e-4  # the twin
     content = run._summing._source.take(torch.arange(10))
-    assert content[-1].tolist() == list(range(10))
+    assert torch.equal(content[-1], _draw(run)[:10])
 
 
 def test_the_gradient_is_that_of_the_answers() -> None:
     data = _data()
     run = _start(_plan(steps=1, batch_size=N), data)
-    answers = _answers(run).draw_first()
+    answers = _draw(run)
     params = list(run.model.parameters())
     expected = torch.autograd.grad(cross_entropy(run.model, (data[0], answers)).sum(), params)
     sums = run._sum(run.batch(0))[1]["gradient"]
@@ -112,50 +124,34 @@ def _changed(labels: Tensor, where: Tensor) -> Tensor:
     return torch.where(where, (labels + 1) % CLASSES, labels)
 
 
-def test_the_first_stage_knows_nothing_of_the_second_parts_labels() -> None:
-    """With all labels of the second part changed, every bit up to the end of the first stage is the same; and the
-    split is the same whatever the labels are."""
-    plan, (features, labels) = _plan(stages=2, steps=8), _data()
-    run = _start(plan, (features, labels))
-    second = _answers(run).draw_first() < 0
-    assert 20 < int(second.sum()) < 100
-    other = _start(plan, (features, _changed(labels, second)))
-    assert torch.equal(_answers(other).draw_first(), _answers(run).draw_first())
-    for each in (run, other):
-        for batch in each.batches():
-            each.step(batch)
-            if each.next == 4:
-                break
-    assert torch.equal(_weights(run), _weights(other))
-    third = _start(plan, (features, _changed(labels, ~second)))
-    assert torch.equal(_answers(third).draw_first() < 0, second)
-    assert not torch.equal(_answers(third).draw_first(), _answers(run).draw_first())
+def test_a_label_changes_its_own_answer_only() -> None:
+    features, labels = _data()
+    where = torch.arange(N) == 7
+    one, other = (_draw(_start(_plan(), (features, each))) for each in (labels, _changed(labels, where)))
+    assert torch.equal(one[~where], other[~where])
+    drawn = [
+        _draw(_start(_plan(), (features, each), secret=seed))[7]
+        for seed in range(5)
+        for each in (labels, _changed(labels, where))
+    ]
+    assert len({int(answer) for answer in drawn}) > 1
 
 
-def test_every_label_is_answered_for_once() -> None:
-    run = _start(_plan(stages=2, steps=8), _data())
-    first = _answers(run).draw_first()
-    list(take_steps(run))
-    second = run.state()["public"]["second"]
-    assert bool(((first >= 0) ^ (second >= 0)).all())
-    everything = _answers(run).find(run.state()["public"])
-    assert bool(((everything >= 0) & (everything < CLASSES)).all())
-
-
-def test_the_second_parts_prior_is_the_first_stages_model() -> None:
-    """A model that is sure of class 2 answers 2 for everybody of the second part, whatever their labels are."""
-    run = _start(_plan(stages=2, steps=8), _data())
-    with torch.no_grad():
-        for p in run.model.parameters():
-            p.zero_()
-        next(p for name, p in run.model.named_parameters() if name.endswith("bias"))[2] = 50.0
-    second = _answers(run).draw_second()
-    assert set(second[second >= 0].tolist()) == {2}
+def test_two_stages_are_two_releases_on_disjoint_rows() -> None:
+    """The recipe of docs/sanitize.md: a prior of each record, by a model that knows answers of other records only."""
+    features, labels = _data()
+    priors = np.zeros((N, CLASSES))
+    priors[:, 2] = 1.0  # a model that is sure of class 2
+    priors[0] = 1 / CLASSES
+    found = LabelAnswers(as_source((features, labels)), 1.0, priors).draw(Secret(bytes(range(32))))["labels"]
+    assert set(found[1:].tolist()) == {2}
+    uniform = LabelAnswers(as_source((features, labels)), 1.0, np.full(CLASSES, 1 / CLASSES))
+    assert found[0] == uniform.draw(Secret(bytes(range(32))))["labels"][0]
 
 
 def test_a_public_prior_narrows_the_answers() -> None:
     run = _start(_plan(prior=[0.5, 0.5, 0.0, 0.0]), _data())
-    assert set(_answers(run).draw_first().tolist()) == {0, 1}
+    assert set(_draw(run).tolist()) == {0, 1}
     assert any("prior of the classes" in text for text in run.guarantee.assumptions)
 
 
@@ -190,8 +186,7 @@ def test_what_is_told_from_the_weights_stays_within_epsilon() -> None:
 
 @pytest.mark.parametrize("stop", [2, 4, 6])
 def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path, stop: int) -> None:
-    """Before the second stage begins, at that moment, and after it."""
-    plan = _plan(stages=2, steps=8)
+    plan = _plan(steps=8)
     whole = _start(plan, _data())
     list(take_steps(whole))
     first = _start(plan, _data())
@@ -227,8 +222,17 @@ def test_the_same_coins_never_meet_other_labels(tmp_path: Path) -> None:
     with pytest.raises(ResumeError):
         kept.restore(other, saved)
     kept.close()
-    with pytest.raises(ResumeError):
-        run.renew()
+    once = Checkpoints(tmp_path / "private")  # and a new run there with the same secret
+    run = _start(plan, (features, labels))
+    once.begin(run)
+    run.step(run.batch(0))
+    once.close()
+    twice = Checkpoints(tmp_path / "private")
+    other = _start(plan, (features, _changed(labels, torch.arange(N) == 7)))
+    twice.begin(other)
+    with pytest.raises(RunStateError):
+        other.step(other.batch(0))
+    twice.close()
 
 
 def test_nothing_is_answered_before_a_ledger_covers_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,14 +265,11 @@ def _start_with(model: nn.Module, data: Any, **options: Any) -> Callable[[], Run
     ("bad", "error", "sentence"),
     [
         (lambda: _plan(adjacency="zero-out"), NotProvenError, "compared under 'replace', not 'zero-out'"),
-        (lambda: _plan(stages=3), InvalidInputError, "one stage or two, got 3"),
         (
             _start_with(_model(), (*_data(), torch.zeros(N))),
             InvalidInputError,
             "3 parts: the last alone would be taken for",
         ),
-        (lambda: _plan(stages=2, steps=1), InvalidInputError, "two stages need at least two steps"),
-        (lambda: _plan(first_share=1.0), InvalidInputError, "first_share must lie between 0 and 1"),
         (lambda: _plan(prior=[1.0]), InvalidInputError, "one number of at least 0 for each class"),
         (
             _start_with(_model(), _data(), prior=[0.5, 0.5]),
@@ -297,11 +298,11 @@ def test_labels_that_are_none_of_the_classes_are_refused() -> None:
         run.step(run.batch(0))
 
 
-@pytest.mark.parametrize(("epsilon", "stages", "least"), [(1.0, 1, 0.45), (3.0, 1, 0.88), (3.0, 2, 0.85)])
-def test_digits_are_learnt_from_randomised_labels(epsilon: float, stages: int, least: float) -> None:
+@pytest.mark.parametrize(("epsilon", "least"), [(1.0, 0.45), (3.0, 0.88)])
+def test_digits_are_learnt_from_randomised_labels(epsilon: float, least: float) -> None:
     problem = load("digits-mlp")
     count = len(as_source(problem.train))
-    plan = make_plan("label-rr", examples=count, batch_size=64, epochs=15, epsilon=epsilon, stages=stages)
+    plan = make_plan("label-rr", examples=count, batch_size=64, epochs=15, epsilon=epsilon)
     with seeded(0):
         model = problem.model()
     run = plan.start(model, problem.training_losses, problem.train, secret=1)
@@ -318,4 +319,117 @@ def test_golden_answers_of_a_run() -> None:
     data = (torch.zeros(12, FEATURES), torch.arange(12) % CLASSES)
     plan = make_plan("label-rr", examples=12, batch_size=4, steps=1, noise_multiplier=1.0)
     run = plan.start(_model(), cross_entropy, data, secret=Secret(bytes(range(32))))
-    assert _answers(run).draw_first().tolist() == [0, 3, 3, 0, 0, 3, 0, 3, 0, 1, 0, 1]
+    assert _draw(run).tolist() == [0, 3, 3, 0, 0, 3, 0, 3, 0, 1, 0, 1]
+
+
+# Randomised response with a prior: exact table, distribution of answers, choice of k.
+
+
+SECRET = Secret.from_seed(3, "a test of randomised response")
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "size", "kept"),
+    [(1.0, 10, 0.231969), (3.0, 10, 0.690568), (8.0, 10, 0.996990), (1.0, 2, 0.731059), (0.5, 100, 0.016381)],
+)
+def test_a_label_is_kept_with_the_published_probability(epsilon: float, size: int, kept: float) -> None:
+    """e^ε/(e^ε + k − 1)."""
+    table = ResponseTable.of(epsilon, size)
+    assert table.own / VALUES == pytest.approx(kept, abs=1e-6)
+    assert table.own + (size - 1) * table.other == VALUES
+
+
+@given(st.floats(1e-10, 100.0), st.integers(1, 300))
+def test_no_two_labels_are_told_apart_by_more_than_epsilon(epsilon: float, size: int) -> None:
+    """Exactly, from the integers that are drawn by; and hardly less, so that no privacy is wasted."""
+    table = ResponseTable.of(epsilon, size)
+    rows = table.list_rows()
+    assert all(sum(row) == VALUES for row in rows)
+    ratio = find_largest_ratio(table)
+    assert ratio <= bound_growth(epsilon)
+    assert math.log(ratio) <= epsilon
+    if size > 1 and 1e-6 < epsilon < 20:
+        assert math.log(ratio) >= epsilon * (1 - 1e-5)
+
+
+def test_the_largest_ratio_sees_every_pair() -> None:
+    """A table whose own label has too much, and one whose outside row does not fit."""
+    fair = ResponseTable.of(1.0, 3)
+    assert find_largest_ratio(ResponseTable(3, fair.own + 2**40, fair.other - 2**39)) > bound_growth(1.0)
+    assert find_largest_ratio(ResponseTable(3, VALUES - 2, 1)) == Fraction(VALUES - 2, 1)
+    assert find_largest_ratio(ResponseTable(1, VALUES, 1)) == 1  # one answer says nothing
+
+
+@pytest.mark.parametrize(
+    ("prior", "epsilon", "size"),
+    [
+        # e^ε/(e^ε + k − 1)·(p₁ + … + p_k), by hand; e = 2.71828:
+        ([0.25, 0.25, 0.25, 0.25], 1.0, 4),  # 0.25, 0.366, 0.432, 0.475
+        ([0.7, 0.1, 0.1, 0.1], 1.0, 1),  # 0.7, 0.585, 0.518, 0.475
+        ([0.45, 0.45, 0.05, 0.05], 1.0, 2),  # 0.45, 0.658, 0.547, 0.475
+        ([0.05, 0.45, 0.05, 0.45], 5.0, 4),  # 0.45, 0.894, 0.937, 0.980
+        ([0.5, 0.5, 0.0, 0.0], 5.0, 2),  # 0.5, 0.993, 0.987, 0.980
+    ],
+)
+def test_k_is_chosen_by_the_prior(prior: list[float], epsilon: float, size: int) -> None:
+    assert choose_sizes(epsilon, np.array([prior])).tolist() == [size]
+
+
+def _count(label: int, prior: list[float], epsilon: float, count: int = 200_000) -> np.ndarray:
+    draws = draw_integers(SECRET, f"label {label}", count)
+    answers = respond(np.full(count, label), epsilon, np.tile(prior, (count, 1)), draws)
+    return np.bincount(answers, minlength=len(prior))
+
+
+def _expect(label: int, prior: list[float], epsilon: float) -> np.ndarray:
+    """The probabilities of the paper's algorithm, written down a second time."""
+    best = sorted(range(len(prior)), key=lambda y: -prior[y])
+    grow = math.exp(epsilon)
+    k = max(range(1, len(prior) + 1), key=lambda k: grow / (grow + k - 1) * sum(prior[y] for y in best[:k]))
+    chances = np.zeros(len(prior))
+    for y in best[:k]:
+        chances[y] = 1 / k if label not in best[:k] else (grow if y == label else 1) / (grow + k - 1)
+    return chances
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0])
+@pytest.mark.parametrize("prior", [[0.2] * 5, [0.02, 0.4, 0.05, 0.4, 0.13]])
+@pytest.mark.parametrize("label", range(5))
+def test_answers_have_the_papers_distribution(label: int, prior: list[float], epsilon: float) -> None:
+    counts, chances = _count(label, prior, epsilon), _expect(label, prior, epsilon)
+    assert counts[chances == 0].sum() == 0
+    seen = chances > 0
+    expected = chances[seen] * counts.sum()
+    assert stats.chisquare(counts[seen], expected).pvalue > 1e-4
+    if label in np.flatnonzero(seen):  # a twin that was calibrated to a fifth more is told apart
+        twin = _expect(label, prior, epsilon * 1.2)[seen] * counts.sum()
+        assert stats.chisquare(counts[seen], twin).pvalue < 1e-4
+
+
+def test_each_example_has_coins_of_its_own() -> None:
+    short, long = draw_integers(SECRET, "labels", 100), draw_integers(SECRET, "labels", 1000)
+    assert (short == long[:100]).all()
+    assert (long >= 0).all()
+    assert (long < VALUES).all()
+    assert stats.kstest(long / VALUES, "uniform").pvalue > 1e-3
+    assert len(set(long.tolist())) == 1000
+    assert not (draw_integers(SECRET, "other", 100) == short).any()
+    assert not (draw_integers(Secret.from_seed(4, "another"), "labels", 100) == short).any()
+
+
+def test_golden_answers() -> None:
+    """The same secret gives the same answers, now and later."""
+    labels = np.arange(12) % 4
+    answers = respond(labels, 1.0, np.full((12, 4), 0.25), draw_integers(SECRET, "labels", 12))
+    assert answers.tolist() == [2, 1, 2, 3, 1, 1, 2, 3, 0, 1, 1, 3]
+
+
+def test_bad_labels_and_priors_get_a_sentence() -> None:
+    with pytest.raises(InvalidInputError, match="0.*3"):
+        respond(np.array([0, 4]), 1.0, np.full((2, 4), 0.25), np.array([0, 0]))
+    with pytest.raises(InvalidInputError, match="0"):
+        check_prior([0.0, 0.0])
+    with pytest.raises(InvalidInputError, match="2.*3"):
+        check_prior([0.5, 0.5], 3)
+    with pytest.raises(InvalidInputError, match="epsilon"):
+        ResponseTable.of(0.0, 3)

@@ -1,4 +1,4 @@
-"""The older composition theorems: golden values, and the optimal theorem as judge of the others."""
+"""Composition theorems: golden values, and the optimal theorem as a bound of the others."""
 
 from __future__ import annotations
 

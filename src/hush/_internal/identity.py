@@ -56,7 +56,7 @@ STABLE_NAMES = {
     "hush.data_release.ComposedRelease": "hush.beside.Beside",
     "hush.data_release.Covered": "hush.before.Covered",
     "hush.data_release.DataRelease": "hush.before.Before",
-    "hush.data_release.HasBeside": "hush.before.HasBeside",
+    "hush.data_release.HasComposedReleases": "hush.before.HasBeside",
     "hush.matrix_factorization.banded.BandedMatrix": "hush.matrices.banded.Banded",
     "hush.matrix_factorization.dense.Dense": "hush.matrices.dense.Dense",
     "hush.matrix_factorization.identity.Diagonal": "hush.matrices.diagonal.Diagonal",
@@ -84,24 +84,21 @@ STABLE_NAMES = {
     "hush.per_example.augmentation.Point": "hush.gradients.points.Point",
     "hush.sampling.participation.CyclicPoissonSampled": "hush.sampling.participation.CyclicPoisson",
     "hush.sampling.samplers.CyclicPoisson": "hush.sampling.samplers.Cyclic",
-    "hush.sanitize.adaptive.AdaptiveClip": "hush.sanitize.adapting.Adapting",
     "hush.sanitize.adaptive.AdaptiveThreshold": "hush.sanitize.threshold.AdaptiveThreshold",
     "hush.sanitize.early_stopping.EpochSpreads": "hush.sanitize.stopping.EpochSpreads",
     "hush.sanitize.early_stopping.Stop": "hush.sanitize.stopping.Stop",
-    "hush.sanitize.labels.IndexedLabels": "hush.sanitize.labels.Numbered",
-    "hush.sanitize.labels.RandomizedLabels": "hush.sanitize.labels.Answers",
     "hush.sanitize.labels.ResponseTable": "hush.sanitize.response.Table",
-    "hush.sanitize.layer.FrozenLayer": "hush.sanitize.accounted.Accounted",
-    "hush.sanitize.privatised.Hybrid": "hush.sanitize.hybrid.Hybrid",
-    "hush.sanitize.privatised.Published": "hush.sanitize.published.Published",
-    "hush.sanitize.privatised.Released": "hush.sanitize.released.Released",
-    "hush.sanitize.privatised.ReleasedRows": "hush.sanitize.rows.ReleasedRows",
-    "hush.sanitize.split_model.SplitLoss": "hush.sanitize.apart.Apart",
-    "hush.sanitize.split_model.SplitModel": "hush.sanitize.cut.Cut",
     "hush.statistics.histogram.HistogramNoise": "hush.histograms.HistogramNoise",
 }
 """The name of a class in fingerprints where it is not the path it is imported from. A seeded secret is bound to the
 fingerprint, so a class that moves gets a line here and keeps its name."""
+
+STABLE_FIELDS = {
+    ("hush.plan", "optimizer"): "rule",
+    ("hush.plan", "composed"): "beside",
+    ("hush.optimizers.wrappers", "optimizer"): "rule",
+}
+"""The name of a field in fingerprints and privacy cards where it is not its name in the code, by module."""
 
 PLAIN = (dict, OrderedDict, MappingProxyType, tuple, list)
 PARENTS = (str, int, float, Mapping, tuple, list)
@@ -194,7 +191,8 @@ def describe(value: Any) -> Any:
         name = STABLE_NAMES.get(f"{kind.__module__}.{kind.__qualname__}", kind.__name__).rpartition(".")[2]
         if isinstance(value, Described):
             return {"kind": name, **describe(value.described())}
-        return {"kind": name, **{f.name: describe(getattr(value, f.name)) for f in dataclasses.fields(value)}}
+        fields = {stable_field(kind, f.name): describe(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"kind": name, **fields}
     if isinstance(value, Mapping):
         return {str(key): describe(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
@@ -217,7 +215,7 @@ def _self_declared(value: Any, scope: IdentityScope, path: str) -> dict[str, Any
         return own
     known = {field.name for field in dataclasses.fields(parent)}
     added = [f.name for f in dataclasses.fields(kind) if f.name not in known]
-    more = {name: declared(getattr(value, name), scope, _joined(path, name)) for name in added}
+    more = {stable_field(kind, name): declared(getattr(value, name), scope, _joined(path, name)) for name in added}
     return {**own, "kind": _class_name(kind, path), **more, **_extra_attributes(value, scope, path)}
 
 
@@ -225,11 +223,17 @@ def _fields(value: Any, scope: IdentityScope, path: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for field in dataclasses.fields(value):
         held = getattr(value, field.name)
+        name = stable_field(type(value), field.name)
         if callable(held) and field.metadata.get("per step"):
-            found[field.name] = per_step(held, scope.steps)
+            found[name] = per_step(held, scope.steps)
         else:
-            found[field.name] = declared(held, scope, _joined(path, field.name))
+            found[name] = declared(held, scope, _joined(path, name))
     return found
+
+
+def stable_field(kind: type, name: str) -> str:
+    """The name of a field in a fingerprint."""
+    return STABLE_FIELDS.get((kind.__module__, name), name)
 
 
 def _extra_attributes(value: Any, scope: IdentityScope, path: str) -> dict[str, Any]:

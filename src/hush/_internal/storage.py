@@ -140,18 +140,18 @@ def write_folder(target: Path, content: Mapping[str, bytes], *, replace: bool = 
     It is written under a temporary name and renamed. With ``replace`` an existing folder is renamed first; without it,
     only an empty folder is replaced. `remove_temporaries` removes what a killed process left."""
     target = target.resolve()
-    beside = target.with_name(f".{target.name}.{secrets.token_hex(6)}.part")
-    beside.mkdir(mode=FOLDER)
-    held = os.open(beside, os.O_RDONLY)
+    composed = target.with_name(f".{target.name}.{secrets.token_hex(6)}.part")
+    composed.mkdir(mode=FOLDER)
+    held = os.open(composed, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # shows other processes that this folder is being written
             lock_file(held)
         for name, data in content.items():
-            _write_durably(beside / name, data)
-        sync_directory(beside)
+            _write_durably(composed / name, data)
+        sync_directory(composed)
         if replace and target.exists():
             move_atomic(target, target.with_name(f".{target.name}.{secrets.token_hex(6)}.old"))
-        move_atomic(beside, target)
+        move_atomic(composed, target)
     finally:
         os.close(held)
         remove_temporaries(target)

@@ -71,21 +71,6 @@ class Layout:
         return torch.cat([tensors[name].reshape(-1) for name, _ in self.shapes])
 
 
-def add_sums(total: Sums | None, piece: Sums) -> Sums:
-    """Add one piece to a running total in float64; ``None`` starts it with the piece as it is."""
-    if total is None:
-        return piece
-    return {
-        channel: {name: total[channel][name].double().add_(value) for name, value in named.items()}
-        for channel, named in piece.items()
-    }
-
-
-def widen_sums(sums: Sums) -> Sums:
-    """The sums in float64, so that later additions lose no precision that matters."""
-    return {channel: {name: value.double() for name, value in named.items()} for channel, named in sums.items()}
-
-
 def list_tensors(state: Any) -> Iterator[Tensor]:
     """The tensors of a nested state, in order, without scratch."""
     if isinstance(state, Tensor):

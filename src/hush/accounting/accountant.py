@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
@@ -27,7 +28,14 @@ from dp_accounting.rdp import rdp_privacy_accountant
 
 from hush._internal.validate import choice, non_negative, probability
 from hush.accounting import renyi
-from hush.accounting.events import CountedEvents, Profile, find_leaves, name_event
+from hush.accounting.events import (
+    CountedEvents,
+    FinitePrecisionDpEvent,
+    Profile,
+    find_leaves,
+    name_event,
+    rebuild,
+)
 from hush.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from hush.accounting.pld import (
     CountedLeaf,
@@ -74,13 +82,18 @@ def epsilon(
         _check_profile(event, accountant)
         return _own_epsilon(event, delta)
     parts = _supported(event, accountant, adjacency)
+    ideal = parts.ideal
     if parts.mu == math.inf:
         return math.inf
-    if accountant == "rdp":
-        return renyi.find_epsilon(parts, delta, adjacency, orders)
-    if parts.purely_gaussian:
-        return gaussian_epsilon(delta, parts.mu)
-    return _cached(_pld_epsilon, parts, delta, adjacency)
+
+    def in_exact_arithmetic(delta: float) -> float:
+        if accountant == "rdp":
+            return renyi.find_epsilon(ideal, delta, adjacency, orders)
+        if ideal.purely_gaussian:
+            return gaussian_epsilon(delta, ideal.mu)
+        return _cached(_pld_epsilon, ideal, delta, adjacency)
+
+    return in_exact_arithmetic(delta) if parts == ideal else imprecise_epsilon(in_exact_arithmetic, parts, delta)
 
 
 def delta(
@@ -98,13 +111,69 @@ def delta(
         _check_profile(event, accountant)
         return min(max(float(event.delta_of(epsilon)), 0.0), 1.0)
     parts = _supported(event, accountant, adjacency)
+    ideal = parts.ideal
     if parts.mu == math.inf:
         return 1.0
-    if accountant == "rdp":
-        return renyi.find_delta(parts, epsilon, adjacency, orders)
-    if parts.purely_gaussian:
-        return gaussian_delta(epsilon, parts.mu)
-    return _cached(_pld_delta, parts, epsilon, adjacency)
+
+    def in_exact_arithmetic(epsilon: float) -> float:
+        if accountant == "rdp":
+            return renyi.find_delta(ideal, epsilon, adjacency, orders)
+        if ideal.purely_gaussian:
+            return gaussian_delta(epsilon, ideal.mu)
+        return _cached(_pld_delta, ideal, epsilon, adjacency)
+
+    return in_exact_arithmetic(epsilon) if parts == ideal else _imprecise_delta(in_exact_arithmetic, parts, epsilon)
+
+
+MOST_IMPRECISE = 0.1  # of δ, for the finite precision of the noise
+
+
+def imprecise_epsilon(exact: Callable[[float], float], parts: CountedEvents, delta: float) -> float:
+    """The smallest ε + 2a with eᵃ·δ(ε) + (1 + e^(ε+a))·δ₂ ≤ δ (`FinitePrecisionDpEvent`), to a small share of δ;
+    infinite where the second term would be more than a tenth of δ."""
+    share = 1e-6
+    while True:
+        found = exact(math.exp(-parts.log_ratio) * delta * (1 - share))
+        taken = _imprecise_share(parts, found) / delta
+        if taken <= share:
+            return found + 2 * parts.log_ratio
+        if share == MOST_IMPRECISE:
+            return math.inf
+        share = min(1.1 * taken, MOST_IMPRECISE)
+
+
+def _imprecise_delta(exact: Callable[[float], float], parts: CountedEvents, epsilon: float) -> float:
+    """eᵃ·δ(ε − 2a) + (1 + e^(ε−a))·δ₂; below 2a, δ(ε − 2a) is at most δ(0) + 1 − e^(ε−2a)."""
+    inner = epsilon - 2 * parts.log_ratio
+    below = -math.expm1(min(inner, 0.0))
+    found = math.exp(parts.log_ratio) * (exact(max(inner, 0.0)) + below) + _imprecise_share(parts, max(inner, 0.0))
+    return min(found, 1.0)
+
+
+@dataclass(frozen=True)
+class ImpreciseProfile:
+    """An event with its own privacy profile, whose noise is drawn in finite precision."""
+
+    event: Profile
+    precision: FinitePrecisionDpEvent
+
+    def delta_of(self, epsilon: float) -> float:
+        """δ(ε); from where e^ε·δ₂ would make it rise, as small as at a smaller ε."""
+        parts = CountedEvents(0.0, (), self.precision.log_ratio, self.precision.delta)
+        top = min(epsilon, self._turn)
+        return _imprecise_delta(lambda inner: min(max(float(self.event.delta_of(inner)), 0.0), 1.0), parts, top)
+
+    @property
+    def _turn(self) -> float:
+        """Where (1 + e^ε)·δ₂ is 1e-9, or 1: for all larger ε, the bound there is used."""
+        return max(1.0, math.log(1e-9 / max(self.precision.delta, 1e-300)))
+
+    def __str__(self) -> str:
+        return f"{self.event} + {name_event(self.precision)}"
+
+
+def _imprecise_share(parts: CountedEvents, epsilon: float) -> float:
+    return (1.0 + math.exp(min(epsilon + parts.log_ratio, 700.0))) * parts.imprecise_delta
 
 
 def profile_of(
@@ -121,6 +190,9 @@ def profile_of(
     parts = _supported(event, accountant, adjacency)
     if parts.mu == math.inf:
         return lambda epsilon: 1.0
+    if parts != parts.ideal:
+        exact = profile_of(rebuild(parts.ideal), adjacency=adjacency, accountant=accountant)
+        return lambda epsilon: _imprecise_delta(exact, parts, epsilon)
     if accountant == "rdp":
         found = renyi.divergences(event, adjacency)
         orders, values = np.array(list(found)), np.array(list(found.values()))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from dp_accounting import dp_event
@@ -32,11 +32,32 @@ class Profile(Protocol):
 
 
 @dataclass(frozen=True)
+class FinitePrecisionDpEvent(dp_event.DpEvent):  # type: ignore[misc]  # named as dp-accounting names its events
+    """The noise of the events it is composed with is drawn in finite precision (`hush.accounting.noise_precision`).
+
+    Of every dataset, the distribution M̃ of what is released and the M that the other events describe satisfy
+    M̃ ≤ eᵃM + δ₂ and M ≤ eᵃM̃ + δ₂, with a = ``log_ratio`` and δ₂ = ``delta``. If the others are (ε, δ)-private, all
+    together are (ε + 2a, eᵃδ + (1 + e^(ε+a))·δ₂)-private. In a composition both numbers add up, because each release
+    may be replaced in turn."""
+
+    log_ratio: float
+    delta: float
+
+
+@dataclass(frozen=True)
 class CountedEvents:
-    """A composition as counted leaves: one Gaussian of ``mu`` = √Σ1/σ², and every other leaf with its count."""
+    """A composition as counted leaves: one Gaussian of ``mu`` = √Σ1/σ², and every other leaf with its count; and the
+    sums of `FinitePrecisionDpEvent`."""
 
     mu: float
     others: tuple[tuple[Any, int], ...]
+    log_ratio: float = 0.0
+    imprecise_delta: float = 0.0
+
+    @property
+    def ideal(self) -> CountedEvents:
+        """The same leaves in exact arithmetic."""
+        return replace(self, log_ratio=0.0, imprecise_delta=0.0)
 
     @property
     def purely_gaussian(self) -> bool:
@@ -48,13 +69,16 @@ def find_leaves(event: Any) -> CountedEvents:
     """The counted leaves of ``event``; a leaf without noise, or a non-private one, makes ``mu`` infinite."""
     mu_squared = 0.0
     others: dict[str, tuple[Any, int]] = {}  # by repr: some events hold lists and cannot be hashed
+    log_ratio = imprecise = 0.0
     for leaf, count in _walk(event, 1):
-        if isinstance(leaf, dp_event.GaussianDpEvent):
+        if isinstance(leaf, FinitePrecisionDpEvent):
+            log_ratio, imprecise = log_ratio + count * leaf.log_ratio, imprecise + count * leaf.delta
+        elif isinstance(leaf, dp_event.GaussianDpEvent):
             sigma = leaf.noise_multiplier
             mu_squared += math.inf if sigma < 1e-150 else count * (1 / sigma) ** 2
         else:
             others[repr(leaf)] = (leaf, count + others.get(repr(leaf), (leaf, 0))[1])
-    return CountedEvents(math.sqrt(mu_squared), tuple(others.values()))
+    return CountedEvents(math.sqrt(mu_squared), tuple(others.values()), log_ratio, imprecise)
 
 
 def rebuild(parts: CountedEvents) -> DpEvent:
@@ -64,6 +88,8 @@ def rebuild(parts: CountedEvents) -> DpEvent:
         events.append(dp_event.NonPrivateDpEvent())
     elif parts.mu > 0:
         events.append(dp_event.GaussianDpEvent(1 / parts.mu))
+    if parts != parts.ideal:
+        events.append(FinitePrecisionDpEvent(parts.log_ratio, parts.imprecise_delta))
     return dp_event.ComposedDpEvent(events)
 
 
@@ -87,6 +113,8 @@ def name_event(event: Any) -> str:
             return f"SampledWithoutReplacement({size}, {name_event(event.event)})"
         case dp_event.RepeatAndSelectDpEvent():
             return f"BestOf(mean {event.mean:g}, shape {event.shape:g}, {name_event(event.event)})"
+        case FinitePrecisionDpEvent():
+            return f"FinitePrecision(ε {2 * event.log_ratio:.2g}, δ {event.delta:.2g})"
         case dp_event.NoOpDpEvent():
             return "nothing"
         case dp_event.NonPrivateDpEvent():
@@ -122,6 +150,10 @@ def _walk(event: Any, count: int) -> Iterator[tuple[Any, int]]:
         case dp_event.RepeatAndSelectDpEvent():
             inner = rebuild(find_leaves(event.event))
             yield dp_event.RepeatAndSelectDpEvent(inner, float(event.mean), float(event.shape)), count
+        case FinitePrecisionDpEvent():
+            if not (event.log_ratio >= 0 and event.delta >= 0):
+                raise InvalidInputError(f"finite precision costs a log-ratio and δ of at least 0, got {event}")
+            yield event, count
         case dp_event.RandomizedResponseDpEvent():
             if not (0 <= event.noise_parameter <= 1 and event.num_buckets >= 1):
                 raise InvalidInputError(f"randomised response needs a probability and at least one answer, got {event}")
@@ -147,7 +179,8 @@ def _poisson(event: Any, count: int) -> Iterator[tuple[Any, int]]:
     if rate == 1:
         yield from _walk(event.event, count)
         return
-    inner = find_leaves(event.event)
+    inner, content = _read_sampled(event.event)
+    yield from _find_imprecision(inner, count)
     if inner.purely_gaussian and inner.mu == 0:
         return
     if inner.mu == math.inf:
@@ -155,7 +188,7 @@ def _poisson(event: Any, count: int) -> Iterator[tuple[Any, int]]:
     elif inner.purely_gaussian:
         yield dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(1 / inner.mu)), count
     else:
-        only = inner.others[0][0] if inner.mu == 0 and inner.others == ((inner.others[0][0], 1),) else event.event
+        only = inner.others[0][0] if inner.mu == 0 and inner.others == ((inner.others[0][0], 1),) else content
         yield dp_event.PoissonSampledDpEvent(rate, only), count
 
 
@@ -168,12 +201,26 @@ def _without_replacement(event: Any, count: int) -> Iterator[tuple[Any, int]]:
     if size == examples:
         yield from _walk(event.event, count)
         return
-    inner = find_leaves(event.event)
-    only = dp_event.GaussianDpEvent(1 / inner.mu) if inner.purely_gaussian and inner.mu > 0 else event.event
+    inner, content = _read_sampled(event.event)
+    yield from _find_imprecision(inner, count)
+    only = dp_event.GaussianDpEvent(1 / inner.mu) if inner.purely_gaussian and inner.mu > 0 else content
     if inner.mu == math.inf:
         yield dp_event.GaussianDpEvent(0.0), count
     elif inner.mu > 0 or inner.others:
         yield dp_event.SampledWithoutReplacementDpEvent(examples, size, only), count
+
+
+def _read_sampled(event: Any) -> tuple[CountedEvents, Any]:
+    """The leaves of what is released of a sample, and the event of it in exact arithmetic."""
+    inner = find_leaves(event)
+    return inner, event if inner == inner.ideal else rebuild(inner.ideal)
+
+
+def _find_imprecision(inner: CountedEvents, count: int) -> Iterator[tuple[Any, int]]:
+    """What is released of a sample is a mixture over samples, which is off by no more than its parts: sampling makes
+    finite precision no cheaper."""
+    if inner != inner.ideal:
+        yield FinitePrecisionDpEvent(inner.log_ratio, inner.imprecise_delta), count
 
 
 def _noise(multiplier: float) -> float:
@@ -197,13 +244,18 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "SelfComposedDpEvent": ("event", "count"),
     "ComposedDpEvent": ("events",),
     "RepeatAndSelectDpEvent": ("event", "mean", "shape"),
+    "FinitePrecisionDpEvent": ("log_ratio", "delta"),
 }
+
+
+def _kind(name: str) -> Any:
+    return FinitePrecisionDpEvent if name == "FinitePrecisionDpEvent" else getattr(dp_event, name, None)
 
 
 def to_json(event: Any) -> dict[str, Any] | None:
     """The event as plain JSON types; None where it is of a kind that cannot be rebuilt from them."""
     name = type(event).__name__
-    if type(event) is not getattr(dp_event, name, None) or name not in FIELDS:
+    if type(event) is not _kind(name) or name not in FIELDS:
         return None
     found: dict[str, Any] = {"kind": name.removesuffix("DpEvent")}
     for field in FIELDS[name]:
@@ -219,7 +271,7 @@ def from_json(data: Any) -> Any:
     name = f"{data['kind']}DpEvent" if isinstance(data, dict) and "kind" in data else ""
     if name not in FIELDS or set(data) - {"kind"} != set(FIELDS[name]):
         raise InvalidInputError(f"not a privacy event as hush writes it: {data!r}")
-    return getattr(dp_event, name)(**{field: _value(data[field]) for field in FIELDS[name]})
+    return _kind(name)(**{field: _value(data[field]) for field in FIELDS[name]})
 
 
 def _plain(value: Any) -> Any:

@@ -346,6 +346,7 @@ FIXED = "the number of steps was chosen without looking at released values"
 BLINDLY = "interruptions and changes during training did not depend on released values"
 SHAPE = "the shape of an example is public"
 INDEPENDENT_ROWS = "an example's arithmetic does not depend on other rows"
+PRECISE = "noise computed in double precision protects as exact noise does"
 CHECKED = " (checked on {} inputs)"
 
 
@@ -382,6 +383,7 @@ CONDITIONS: tuple[str | None, ...] = (
     None,  # all others, in the order in which they are given: mostly what is taken to be public
     SHAPE,
     INDEPENDENT_ROWS,
+    PRECISE,
 )
 """The order of conditions, the most important first. A text counts up to the first bracket in it."""
 _RANKS = tuple(

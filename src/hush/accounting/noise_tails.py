@@ -1,12 +1,12 @@
 """Gaussian noise in floating point: its grid, the scales at which it works, and the end of its tails.
 
-**Grid.** A noisy value is rounded to a public power of two of at most 1/1024 of its noise (see `hush.noise.base`).
+**Grid.** A noisy value is rounded to a public power of two of at most 1/64 of its noise (see `hush.noise.base`).
 
 **Scales.** Noise and grid must be ordinary numbers: a standard deviation near the ends of the range turns into zero,
 infinity or a subnormal number with few digits. In float32, in which models and released values are held, there is room
 for 2^±126, so the noise must lie within 2^±96, which leaves 2^30 on both sides for the grid and the noise's own reach.
 
-**Tails.** Draws end at R = √(64 ln 4) = 9.419 standard deviations (`hush.randomness`: Box–Muller with 63 bits), so an
+**Tails.** Draws end at R = √(150 ln 2) = 10.197 standard deviations (`hush._internal.noise_kernel`), so an
 outcome farther than that from one neighbour's value and not from the other's identifies the dataset. Let both
 neighbours' noise be the Gaussian conditioned on |z| ≤ R in each of d coordinates and T steps, let A be the outcomes
 within R of both values, and c = P(|z| ≤ R). On A both densities are c^(−dT) times the Gaussian's (of a mixture over
@@ -15,7 +15,7 @@ samples the part that lost nothing), so for every set S
     P̃'(S) ≤ c^(−dT)·P'(S ∩ A) + P̃'(outside A) ≤ e^ε·P̃(S) + c^(−dT)·δ + β,   β = P̃'(outside A).
 
 In a step where the values differ by v with ‖v‖ ≤ μ (in standard deviations) β is at most Σᵢ Q(R − |vᵢ|) with Q(x) =
-P(z > x). As a function of w = v², Q(R − √w) rises, is concave up to v₀ = 0.107, where v₀(R − v₀) = 1, and convex from
+P(z > x). As a function of w = v², Q(R − √w) rises, is concave up to v₀ = 0.099, where v₀(R − v₀) = 1, and convex from
 there to R − v₀, so it lies below Q(R − v₀) + Q(R − μ)·w/μ² and the sum below b = d·Q(R − v₀) + Q(R − μ). Over T steps,
 whatever later ones take from earlier ones, that is T·b, and q·T·b where P' is the side that holds the example with
 probability q. Where all steps share one μ, as they do where the whole run is one Gaussian (`hush.guarantees`),
@@ -27,12 +27,12 @@ is the side that holds the example), so β ≤ e^ε·t as well. Hence, over the 
 
     β ≤ max{ min(q·T·b, e^ε·t), min(T·b, e^ε·q·t) }.
 
-With μ = d = T = q = 1 and a large ε it is 1.9e-17. `Tails.cost` is this with the factor c^(−dT), which is
-1 + 5e-21·dT. A guarantee is given only where that is at most a thousandth of δ (`Tails.check`), at what it leaves of δ.
+With μ = d = T = q = 1 and a large ε it is 1.8e-20. `Tails.cost` is this with the factor c^(−dT), which is
+1 + 2e-24·dT. A guarantee is given only where that is at most a thousandth of δ (`Tails.check`), at what it leaves of δ.
 
-This treats the noise as a truncated Gaussian. The draws themselves are discrete: beyond x standard deviations there are
-about 2^63·e^(−x²/2) different radii, so the twelfth digit of a grid point's probability holds to about 5.7 standard
-deviations, and from there on fewer digits do. That is not part of β.
+This treats the noise as a truncated Gaussian, and is used for correlated noise and released rows. The draws themselves
+are discrete; what that costs, end of the tails included, is derived in `hush.accounting.noise_precision` for
+independent noise, and charged in place of β.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from scipy.special import ndtr
 from hush._internal.validate import positive_int
 from hush.errors import InvalidInputError, NotProvenError
 
-FINER = 10  # the grid is 2^-10 of the noise, or finer by less than a factor of two
-REACH = math.sqrt(64 * math.log(4.0))  # of a draw, in standard deviations
+FINER = 6  # the grid is 2^-6 of the noise, or finer by less than a factor of two
+REACH = math.sqrt(150 * math.log(2.0))  # of a draw, in standard deviations
 SHARE = 1e-3  # of δ, at most, for the tails
 SMALLEST_STD, LARGEST_STD = 2.0**-96, 2.0**96
 

@@ -17,6 +17,7 @@ from dp_accounting import dp_event
 from hush._internal.validate import positive, positive_int
 from hush.accounting.accountant import Accountant, Adjacency, default_accountant, epsilon
 from hush.accounting.accountant import delta as delta_of
+from hush.accounting.events import FinitePrecisionDpEvent
 from hush.accounting.guarantee import Guarantee
 from hush.accounting.noise_tails import SHARE
 from hush.errors import HushError, InvalidInputError
@@ -71,6 +72,14 @@ class Trials:
     def loss_factor(self) -> float:
         """How often what one trial loses of δ is lost by the selection, at most."""
         return self.mean * (1.0 + math.exp(min(self.ceiling, 500.0)))
+
+    def imprecise(self, each: FinitePrecisionDpEvent) -> FinitePrecisionDpEvent:
+        """The finite precision of all trials together, where that of one is ``each``.
+
+        Given their number K, log-ratios and δ₂ add up. There are more than ``most`` trials with a probability of 1e-12
+        (2e-12 with the rounding of the sum), and the mean of K·δ₂ is the mean of K times δ₂."""
+        most = self.count(1 - 1e-12) * each.log_ratio
+        return FinitePrecisionDpEvent(most, math.exp(most) * self.mean * each.delta + 2e-12)
 
     def declared(self, scope: Any) -> dict[str, float]:
         """Its fields."""

@@ -118,7 +118,7 @@ def curve_of_event(
     chosen = default_accountant(event, adjacency) if accountant is None else accountant
     if chosen != "rdp" and not isinstance(event, Profile):
         parts = find_leaves(event)
-        if parts.purely_gaussian or parts.mu == math.inf:
+        if (parts.purely_gaussian and parts == parts.ideal) or parts.mu == math.inf:
             return GaussianCurve(parts.mu)
     profile = profile_of(event, adjacency=adjacency, accountant=chosen)
     return curve_of_points(_sampled(profile, _reach(profile), POINTS[chosen]))
@@ -148,9 +148,9 @@ def curve_of_points(points: Iterable[tuple[float, float]]) -> LineCurve:
 def curve_of_guarantee(guarantee: Guarantee) -> LineCurve:
     """The curve that a guarantee states, with the event it rests on, or from its (ε, δ) where there is none.
 
-    A guarantee keeps a part of its δ for what the event does not know: the end of the noise's tails, a batch with more
-    examples than places. How much is not written in it, but it is less than δ at every ε up to its own; so δ as a whole
-    is added to the event's there, and from its own ε on δ alone holds. (The factor of 1 + 5e-21 per coordinate and step
+    A guarantee keeps a part of its δ for what the event does not know: the end of the noise's tails. How much is not
+    written in it, but it is less than δ at every ε up to its own; so δ as a whole
+    is added to the event's there, and from its own ε on δ alone holds. (The factor of 1 + 2e-24 per coordinate and step
     that `hush.accounting.noise_tails` derives for δ itself is far within what is left of it.)
 
     An event that does not prove the guarantee's own pair is another's, and is not used.

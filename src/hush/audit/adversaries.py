@@ -20,6 +20,7 @@ from hush._internal.tensors import Named, State
 from hush.audit.canary import CanarySetup
 from hush.audit.likelihood import Observation, log_ratio
 from hush.clipping.adaptive import CHANNEL
+from hush.data_release import Values
 from hush.errors import NotProvenError
 from hush.guarantees import has_proof
 from hush.noise.base import NoisyGradient
@@ -51,7 +52,7 @@ class Transcript:
 class RecordingOptimizer:
     """Wraps the plan's optimizer and records the noisy gradients that it receives."""
 
-    rule: Optimizer
+    optimizer: Optimizer
     setup: CanarySetup
     values: list[NDArray[np.float64]] = field(default_factory=list)
     stds: list[float] = field(default_factory=list)
@@ -59,7 +60,7 @@ class RecordingOptimizer:
     count_stds: list[float] = field(default_factory=list)
 
     def init(self, params: Named) -> State:
-        return self.rule.init(params)
+        return self.optimizer.init(params)
 
     def step(self, params: Named, release: NoisyGradient, state: State) -> Named:
         self.values.append(self.setup.pick(release.gradient))
@@ -67,7 +68,7 @@ class RecordingOptimizer:
         if CHANNEL in release.values:
             self.counts.append(float(release.values[CHANNEL]["count"]))
             self.count_stds.append(release.std[CHANNEL])
-        return self.rule.step(params, release, state)
+        return self.optimizer.step(params, release, state)
 
     def forget(self) -> None:
         """Clear the recording."""
@@ -98,15 +99,20 @@ class AuditGame:
         released, stds, counts, count_stds = (np.asarray(part) * self.plan.divisor for part in kept)
         return Transcript(released, stds, run.model, counts, count_stds)
 
+    def draw(self, secret: Secret, *, present: bool) -> Values:
+        """What a run releases in place of the data, with or without the canary; nothing is trained."""
+        run, _ = self._begin(secret, present)
+        return run.draw_data()
+
     def _begin(self, secret: Secret, present: bool) -> tuple[Run, RecordingOptimizer]:
         if present in self._started:
             run, recorder, start = self._started[present]
             run.restore({**copy.deepcopy(start), "secret": secret.to_json()}, compared=True)
             recorder.forget()
             return run, recorder
-        recorder = RecordingOptimizer(self.plan.rule, self.setup)
+        recorder = RecordingOptimizer(self.plan.optimizer, self.setup)
         data = self.setup.data(self.plan, present)
-        watched = replace(self.plan, rule=recorder)
+        watched = replace(self.plan, optimizer=recorder)
         run = watched.start(self.setup.fresh_model(), self.setup.losses, data, secret=secret)
         start = run.state()
         if _is_plain(start):
@@ -226,7 +232,7 @@ class BlackBox:
 
     def applies(self, plan: Plan) -> bool:
         """All private plans."""
-        return plan.private
+        return plan.has_guarantee
 
     def score(self, game: AuditGame, secret: Secret, *, present: bool) -> float:
         return -measure_loss(game.setup, game.run(secret, present=present).model)
@@ -279,8 +285,7 @@ class FeatureCanary:
 
     def applies(self, plan: Plan) -> bool:
         """Plans that train the layers before a sanitisation layer on raw features."""
-        channels = plan.query.channels
-        return "rows" in channels and plan.private and not has_proof(plan)
+        return plan.trains_on is not None and not has_proof(plan)
 
     def score(self, game: AuditGame, secret: Secret, *, present: bool) -> float:
         """The distance of these weights from their initial values."""
@@ -290,19 +295,19 @@ class FeatureCanary:
 
 @dataclass(frozen=True)
 class ReleasedValues:
-    """The released row or randomised label of the canary, read from the gradients computed from it; the canary's loss
-    is chosen so that they reveal it."""
+    """The released row or randomised label of the canary: all that training sees of it."""
 
     name: str = "released-values"
-    sees: str = "every gradient, which shows all that was released"
+    sees: str = "every released row and label"
 
     def applies(self, plan: Plan) -> bool:
         """Plans that release rows or randomised labels and train on nothing else."""
-        return plan.private and ("labels" in plan.query.channels or ("rows" in plan.query.channels and has_proof(plan)))
+        return plan.trains_on is not None and has_proof(plan)
 
     def score(self, game: AuditGame, secret: Secret, *, present: bool) -> float:
-        """The sum of all gradients along the canary's direction."""
-        return float(game.run(secret, present=present).along(game.setup).sum())
+        """The sum of the numbers of the canary, the last record."""
+        values = game.draw(secret, present=present)
+        return float(sum(value[-1].double().sum() for value in values.values()))
 
 
 ALL: tuple[Adversary, ...] = (
@@ -331,7 +336,7 @@ def _read(game: AuditGame, seen: Transcript) -> list[Observation]:
 def _releases_gradients(plan: Plan, proof: str) -> bool:
     """Whether only the gradient gets noise, with this kind of proof."""
     channels = plan.query.channels
-    return plan.private and "rows" not in channels and "gradient" in channels and channels["gradient"].proof == proof
+    return plan.adds_noise and "gradient" in channels and channels["gradient"].proof == proof
 
 
 def strongest(plan: Plan) -> Adversary:

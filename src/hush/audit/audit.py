@@ -158,7 +158,7 @@ def audit_claims(
     progress: Progress | None = None,
 ) -> Audit:
     """Every finite claim of a plan, audited on a setup by one adversary (the strongest that applies)."""
-    if not plan.private:
+    if not plan.has_guarantee:
         raise NotProvenError(
             f"method '{plan.method}' claims nothing, so there is nothing to audit: audit a private one"
         )
@@ -185,8 +185,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     "dp-matrix-se": ONE_PASS,
     "dp-matrix-se-lambda": ONE_PASS,
     "sanitize-once": WHOLE,
-    "sanitize-frozen": {**WHOLE, "steps": 2},
-    "sanitize-hybrid": WHOLE,
     "label-rr": WHOLE,
 }
 
@@ -237,11 +235,11 @@ def make_audit_plan(method: str, epsilon: float, delta: float) -> Plan:
     """The method's plan at this ε by the last of its claims, which is a claimed one if there is any.
 
     DiceSGD gets more steps, so that its memory has an effect, and a feedback of ten clips. Banded noise gets batches of
-    half a group, so that amplification by its coins matters. Methods that release each row or label once or twice need
-    no more steps than that."""
+    half a group, so that amplification by its coins matters. Methods that release each row or label once need one
+    step."""
     shape = SHAPES.get(method, SHORT)
     plan = make_plan(method, delta=delta, noise_multiplier=1.0, accept_claimed=True, **shape)
-    return dataclasses.replace(plan, sigma=find_sigma(plan, epsilon, -1)) if plan.private else plan
+    return dataclasses.replace(plan, sigma=find_sigma(plan, epsilon, -1)) if plan.has_guarantee else plan
 
 
 # `hush.audit_plan`: an audit of a user's plan with the user's model and losses.

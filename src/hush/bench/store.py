@@ -248,16 +248,16 @@ class SharedStoreProbe:
         except OSError:
             found = ""
         if found != self.token:
-            raise NotShared(_tell(self.directory, f"node {node} does not see this sweep's files in it"))
+            raise NotShared(_notify(self.directory, f"node {node} does not see this sweep's files in it"))
         descriptor = try_lock(path)
         if descriptor is not None:
             unlock(descriptor)
-            raise NotShared(_tell(self.directory, f"on node {node} its locks do not hold against other machines"))
+            raise NotShared(_notify(self.directory, f"on node {node} its locks do not hold against other machines"))
         try:
             with file_lock(self.directory / MUTEX):  # else a sweep that tidies up could take it for a dead writer's
                 write_atomic(self._answer(node), self.token.encode())
         except OSError as error:
-            raise NotShared(_tell(self.directory, f"node {node} cannot write to it ({explain(error)})")) from error
+            raise NotShared(_notify(self.directory, f"node {node} cannot write to it ({explain(error)})")) from error
 
     def check_answer(self, node: str) -> None:
         """As the driver: see the answer that a worker on this node has left."""
@@ -266,13 +266,13 @@ class SharedStoreProbe:
         except OSError:
             found = ""
         if found != self.token:
-            raise NotShared(_tell(self.directory, f"what node {node} writes there is not seen on this machine"))
+            raise NotShared(_notify(self.directory, f"what node {node} writes there is not seen on this machine"))
 
     def _answer(self, node: str) -> Path:
         return self.directory / f"{self.name}.{node}"
 
 
-def _tell(directory: Path, how: str) -> str:
+def _notify(directory: Path, how: str) -> str:
     return (
         f"the store '{directory.parent}' is not shared by all nodes ({how}): put it on a file system that every node "
         "mounts at this path, with locks"
@@ -392,12 +392,12 @@ class Store:
     def finish(self, key: str, result: Result) -> None:
         """Put a result in its place, whole; a result that is there already stays. The checkpoint goes, but that of a
         failed run stays, to go on from it when the run is tried again."""
-        beside = self.working(key) / f"result.{secrets.token_hex(4)}"
+        composed = self.working(key) / f"result.{secrets.token_hex(4)}"
         try:
-            _write(beside, result)
-            move_atomic(beside, self.folder(key))
+            _write(composed, result)
+            move_atomic(composed, self.folder(key))
         except OSError as error:
-            shutil.rmtree(beside, ignore_errors=True)
+            shutil.rmtree(composed, ignore_errors=True)
             if not self.has(key):
                 raise error
         self._clear(key)

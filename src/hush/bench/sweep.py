@@ -124,7 +124,7 @@ def sweep(
         watch(tally)
 
     if left:
-        executor.carry_out(Job(store.root, left, settings or RunOptions(weights=spec.weights)), look)
+        executor.run_all(Job(store.root, left, settings or RunOptions(weights=spec.weights)), look)
     look()
     store.tidy()
     return tally
@@ -210,19 +210,19 @@ class ProgressPrinter:
         tenth = 10 * len(tally.outcomes) // max(1, len(tally.trials))
         if tenth != self._told:
             self._told = tenth
-            self._console.print(tell_status(tally), soft_wrap=True)
+            self._console.print(describe_progress(tally), soft_wrap=True)
 
 
-def tell_status(tally: Tally) -> str:
+def describe_progress(tally: Tally) -> str:
     """The sweep in one line."""
     found = tally.summary()
     done = found["done"] + found["skipped"]
-    return f"{done} of {found['runs']} runs done, {found['failed']} failed, {tell_time_left(tally.time_left())}"
+    return f"{done} of {found['runs']} runs done, {found['failed']} failed, {describe_time_left(tally.time_left())}"
 
 
 def make_table(tally: Tally) -> Table:
     """The sweep as a table."""
-    shown = Table("problem", "method", "runs", "done", "running", "failed", "diverged", title=tell_status(tally))
+    shown = Table("problem", "method", "runs", "done", "running", "failed", "diverged", title=describe_progress(tally))
     for row in tally.groups():
         cells = (row.runs, row.done, row.running, row.failed, row.diverged)
         names = (Text(make_printable(name)) for name in (row.problem, row.method))
@@ -230,12 +230,12 @@ def make_table(tally: Tally) -> Table:
     return shown
 
 
-def tell_time_left(seconds: float | None) -> str:
+def describe_time_left(seconds: float | None) -> str:
     """A duration for people."""
-    return "time left not yet known" if seconds is None else f"{tell_duration(seconds)} left"
+    return "time left not yet known" if seconds is None else f"{format_duration(seconds)} left"
 
 
-def tell_duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Seconds, minutes, hours or days, two figures."""
     for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
         if seconds >= 2 * size:

@@ -155,7 +155,7 @@ def time_steps(plan: Plan, problem: Problem, *, seed: int = 0) -> Timing:
     batches = run.batches()
     taken = [_clock(lambda: run.step(next(batches))) for _ in range(min(WARM + STEPS, plan.steps))]
     step = statistics.median(taken[WARM:] or taken)
-    account = _clock(plan.guarantee) if plan.private else 0.0
+    account = _clock(plan.guarantee) if plan.has_guarantee else 0.0
     return Timing(int(plan.divisor), step, max(0.0, sum(taken[:WARM]) - WARM * step), account)
 
 

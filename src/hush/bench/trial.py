@@ -44,7 +44,6 @@ from hush.per_example.result import find_examples
 from hush.plan import Plan
 from hush.randomness import Secret, seeded, streams
 from hush.run import Run
-from hush.sanitize.problem import drop_architecture
 from hush.training import take_steps
 
 MAJOR = read_own_version().split(".")[0]
@@ -87,9 +86,9 @@ class Trial:
     @cached_property
     def key(self) -> str:
         """Thirty-two hexadecimal digits."""
-        told = {"schema": SCHEMA, "hush": MAJOR, "secret": self.secret_seed, "others": self.versions, **self.config()}
-        told |= {"revised": REVISED[self.method]} if self.method in REVISED else {}
-        text = json.dumps(canonical(told), sort_keys=True, ensure_ascii=False, allow_nan=False)
+        stated = {"schema": SCHEMA, "hush": MAJOR, "secret": self.secret_seed, "others": self.versions, **self.config()}
+        stated |= {"revised": REVISED[self.method]} if self.method in REVISED else {}
+        text = json.dumps(canonical(stated), sort_keys=True, ensure_ascii=False, allow_nan=False)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -128,7 +127,7 @@ class WatchedLosses:
     def watch(self, model: nn.Module) -> None:
         """Listen to the model's outputs from now on."""
         if self._classes is not None:
-            model.register_forward_hook(lambda module, inputs, output: self._hear(output))
+            model.register_forward_hook(lambda module, inputs, output: self._note_output(output))
 
     def __call__(self, model: nn.Module, content: Any) -> Tensor:
         """The losses, unchanged."""
@@ -149,7 +148,7 @@ class WatchedLosses:
             right, left = right + int(found), left - int(size)
         return right / examples if examples and left == 0 else math.nan
 
-    def _hear(self, output: Any) -> None:
+    def _note_output(self, output: Any) -> None:
         self._scores = output.detach() if isinstance(output, Tensor) else None
 
     def _count(self, content: Any) -> None:
@@ -168,7 +167,7 @@ class WatchedLosses:
 
 
 @dataclass
-class TrialFigures:
+class TrialMetrics:
     """What a run has shown so far: private figures a step (``curves``), public ones an evaluated epoch."""
 
     curves: dict[str, list[float]] = field(default_factory=dict)
@@ -181,19 +180,19 @@ class TrialFigures:
     def step(self, numbers: dict[str, float], accuracy: float) -> None:
         """Add one step: loss and accuracy per example, and the other private metrics of the query."""
         examples = numbers.get("examples", 0.0)
-        figures = {name: value for name, value in numbers.items() if name != "loss"}
+        metrics = {name: value for name, value in numbers.items() if name != "loss"}
         if "loss" in numbers:
-            figures["loss"] = numbers["loss"] / examples if examples else float("nan")
-        for name, value in (figures | {"accuracy": accuracy}).items():
+            metrics["loss"] = numbers["loss"] / examples if examples else float("nan")
+        for name, value in (metrics | {"accuracy": accuracy}).items():
             self.curves.setdefault(name, [math.nan] * self.unknown).append(value)
 
-    def cut(self, step: int) -> TrialFigures:
+    def cut(self, step: int) -> TrialMetrics:
         """What was known after this step, NaN for what is not known of the steps before it."""
         known = {name: values[:step] for name, values in self.curves.items()}
         curves = {name: values + [math.nan] * (step - len(values)) for name, values in known.items()}
         epochs = [line for line in self.epochs if line["step"] <= step]
         unknown = self.unknown if curves else step
-        return TrialFigures(curves, epochs, self.seconds, self.evaluation_seconds, self.resumed, unknown)
+        return TrialMetrics(curves, epochs, self.seconds, self.evaluation_seconds, self.resumed, unknown)
 
 
 class TrialCheckpoint:
@@ -205,7 +204,7 @@ class TrialCheckpoint:
         self.lost = False  # whether that try cannot be resumed: what it spent is counted in addition
         self._directory, self._every, self._last = directory, every, time.monotonic()
 
-    def resume(self, start: Callable[[], Run]) -> tuple[Run, TrialFigures]:
+    def resume(self, start: Callable[[], Run]) -> tuple[Run, TrialMetrics]:
         """The run from its checkpoint, or from the start where there is none that can be used."""
         run = start()
         found = self._checkpoints.newest()
@@ -215,20 +214,20 @@ class TrialCheckpoint:
             self._checkpoints.restore(run, found.saved)
         except (ResumeError, RunStateError):  # of another version of the data or of hush
             return self._begin(start())
-        progress = read_figures(self._directory).cut(found.saved.step)
+        progress = read_trial_metrics(self._directory).cut(found.saved.step)
         progress.resumed += 1
         return run, progress
 
-    def _begin(self, run: Run) -> tuple[Run, TrialFigures]:
+    def _begin(self, run: Run) -> tuple[Run, TrialMetrics]:
         self.lost = self.begun
         self._checkpoints.begin(run)
-        return run, TrialFigures()
+        return run, TrialMetrics()
 
-    def keep(self, run: Run, progress: TrialFigures) -> None:
+    def keep(self, run: Run, progress: TrialMetrics) -> None:
         """Write a checkpoint if it is time to."""
         if time.monotonic() - self._last < self._every or run.next >= run.plan.steps:
             return
-        write_figures(self._directory, progress)
+        write_trial_metrics(self._directory, progress)
         self._checkpoints.save(run)
         self._last = time.monotonic()
 
@@ -237,7 +236,7 @@ class TrialCheckpoint:
         self._checkpoints.close()
 
 
-def write_figures(directory: Path, progress: TrialFigures) -> None:
+def write_trial_metrics(directory: Path, progress: TrialMetrics) -> None:
     """All figures in one file, and again in another."""
     tensors = {name: torch.tensor(values, dtype=torch.float64) for name, values in progress.curves.items()}
     rest = {name: value for name, value in vars(progress).items() if name != "curves"}
@@ -246,19 +245,19 @@ def write_figures(directory: Path, progress: TrialFigures) -> None:
         write_atomic(directory / name, _digest(content) + content, mode=PRIVATE)
 
 
-def read_figures(directory: Path) -> TrialFigures:
+def read_trial_metrics(directory: Path) -> TrialMetrics:
     """The figures of the copy that is whole and reaches furthest; none where no copy is whole."""
     found = [progress for name in COPIES if (progress := _read(directory / name)) is not None]
-    return max(found, key=lambda progress: max(map(len, progress.curves.values()), default=0), default=TrialFigures())
+    return max(found, key=lambda progress: max(map(len, progress.curves.values()), default=0), default=TrialMetrics())
 
 
-def _read(path: Path) -> TrialFigures | None:
+def _read(path: Path) -> TrialMetrics | None:
     try:
         content = path.read_bytes()
         if content[:DIGEST] != _digest(content[DIGEST:]):
             return None
-        rest, _, figures = content[DIGEST:].partition(b"\n")
-        return TrialFigures({name: values.tolist() for name, values in load(figures).items()}, **json.loads(rest))
+        rest, _, metrics = content[DIGEST:].partition(b"\n")
+        return TrialMetrics({name: values.tolist() for name, values in load(metrics).items()}, **json.loads(rest))
     except (OSError, SafetensorError, ValueError, TypeError):
         return None
 
@@ -296,17 +295,17 @@ class Accounts:
 
     def epsilons(self, plan: Plan, steps: Sequence[int]) -> dict[int, float]:
         """ε after some of these numbers of steps, the last always among them; for at most ``POINTS`` of them."""
-        if not plan.private:
+        if not plan.has_guarantee:
             return {}
         some = pick_steps(steps)
         found = self._recall(f"epsilon after {some}", plan, lambda: [plan.guarantee(t).epsilon for t in some])
         return dict(zip(some, found, strict=True))
 
     def _recall(self, what: str, plan: Plan, compute: Any) -> Any:
-        told = None if self.directory is None else _identity(plan)
-        if self.directory is None or told is None:
+        stated = None if self.directory is None else _identity(plan)
+        if self.directory is None or stated is None:
             return compute()
-        name = hashlib.blake2b(f"{what}\0{VERSIONS_ACCOUNTS}\0{told!r}".encode(), digest_size=16).hexdigest()
+        name = hashlib.blake2b(f"{what}\0{VERSIONS_ACCOUNTS}\0{stated!r}".encode(), digest_size=16).hexdigest()
 
         def pack(value: Any) -> bytes:
             return json.dumps({"what": what, "method": plan.method, "value": value}).encode()
@@ -315,9 +314,9 @@ class Accounts:
 
 
 def _identity(plan: Plan) -> str | None:
-    """The identity of the plan's event, whatever its rule; None if it has none."""
+    """The identity of the plan's event with the precision of its noise, whatever its optimizer; None if it has none."""
     try:
-        return replace(plan, rule=SGD()).fingerprint()
+        return f"{replace(plan, optimizer=SGD()).fingerprint()} {plan.tails!r} {plan.precision!r}"
     except NoIdentity:
         return None
 
@@ -371,9 +370,9 @@ def run_trial(trial: Trial, store: Store, conditions: RunOptions) -> Result:
     except OSError as error:
         if error.errno in DISK:
             raise
-        return record_failure(trial, started, error, _tell_spent(begun, saved))
+        return record_failure(trial, started, error, _describe_spent(begun, saved))
     except Exception as error:
-        return record_failure(trial, started, error, _tell_spent(begun, saved))
+        return record_failure(trial, started, error, _describe_spent(begun, saved))
     finally:
         saved.close()
 
@@ -392,13 +391,13 @@ def record_failure(
     return Result(as_json_data(record), private=((TRACE.partition("/")[2], trace),))
 
 
-def _tell_spent(begun: _Trial | None, saved: TrialCheckpoint) -> dict[str, Any]:
+def _describe_spent(begun: _Trial | None, saved: TrialCheckpoint) -> dict[str, Any]:
     """The cost of a failed run in a selection: its whole plan once it was started, nothing before. The step in which it
     failed may reveal whose batch that was, and is not reported."""
     if begun is None:
         return {} if saved.begun else {"begun": False}
     try:
-        return {name: value for name, value in begun.tell_privacy().items() if name != "steps_taken"}
+        return {name: value for name, value in begun.describe_privacy().items() if name != "steps_taken"}
     except Exception:
         return {}
 
@@ -444,8 +443,7 @@ class _Trial:
         self.last: Evaluation | None = None
 
     def _release(self, folder: Path) -> Path:
-        told = drop_architecture(self.problem, self.plan.query)
-        return self.run.release(folder, description=told.describe())
+        return self.run.release(folder, description=self.problem.describe())
 
     def result(self, started: float) -> Result:
         """Take the steps that remain, then write it all down."""
@@ -515,15 +513,15 @@ class _Trial:
 
     def _told(self) -> dict[str, Any]:
         """Everything public that is known at the end; ε after the evaluated epochs goes into their lines."""
-        epsilons = {} if self.run.history.again else self.accounts.epsilons(self.plan, self.ends)
+        epsilons = {} if self.run.history.again else self.accounts.epsilons(self.run.plan, self.ends)
         for line in self.progress.epochs:
             line["epsilon"] = epsilons.get(line["step"])
         if self.last is None:  # resumed after its last step
             self._figures("test")
         final = {k: v for k, v in self.progress.epochs[-1].items() if k.startswith(("test_", "validation_"))}
-        return {**final, **self.tell_privacy(), **self._effort()}
+        return {**final, **self.describe_privacy(), **self._effort()}
 
-    def tell_privacy(self) -> dict[str, Any]:
+    def describe_privacy(self) -> dict[str, Any]:
         plan = self.run.plan
         guarantee, left = self.run.guarantee, find_composed_delta(plan, self.run.history, self.run.coordinates)
         claims = [claim.to_json() for claim in self.run.claims()]
@@ -537,13 +535,13 @@ class _Trial:
             "accountant": guarantee.accountant,
             "guarantee": guarantee.sentence(),
             "event": guarantee.to_json()["event_json"],
-            "lost_delta": guarantee.delta - left if plan.private else 0.0,
+            "lost_delta": guarantee.delta - left if plan.has_guarantee else 0.0,
             "assumptions": list(guarantee.assumptions),
             "claims": [{name: claim[name] for name in ("epsilon", "status", "reason")} for claim in claims],
             "planned_method": plan.method,  # what auto has chosen
-            "noise_multiplier": plan.sigma if plan.private else 0.0,
+            "noise_multiplier": plan.sigma if plan.has_guarantee else 0.0,
             "sensitivity": plan.sensitivity,
-            "noise_std": plan.noise_std if plan.private else 0.0,
+            "noise_std": plan.noise_std if plan.has_guarantee else 0.0,
             "steps": plan.steps,
             "steps_taken": self.run.next,
             "examples": plan.sampler.examples,

@@ -40,10 +40,10 @@ from hush._internal.storage import (
     write_atomic,
 )
 from hush._internal.tensors import Named, State, trainable
-from hush.checkpointing.noise_reuse_guard import FileNoiseReuseGuard, begin_witness, resume_witness
+from hush.checkpointing.noise_reuse_guard import ReleaseRecorder, begin_guard, resume_guard
 from hush.checkpointing.tree import flatten, revive, unflatten
 from hush.data_source import Tensors
-from hush.distributed.consistency import VARYING, Tell, digest_data, digest_frozen
+from hush.distributed.consistency import VARYING, Notify, digest_data, digest_frozen
 from hush.distributed.group import Record
 from hush.errors import InvalidInputError, ResumeError
 from hush.privacy_unit import as_units
@@ -55,7 +55,7 @@ from hush.run import Run
 # Any safetensors reader opens it. The digest is BLAKE2b over the JSON and over every tensor's name, type, shape and
 # bytes, so a file that was cut short, partly overwritten or damaged on disk is never mistaken for a checkpoint.
 
-FORMAT = "hush checkpoint 4"
+FORMAT = "hush checkpoint 5"
 MOST_THREADS = 4096
 
 
@@ -120,7 +120,7 @@ def _check_kinds(facts: dict[str, Any], state: State) -> None:
         and all(isinstance(facts.get(name, {}), dict) for name in ("versions", "digests", "secret"))
         and all(_is_count(facts.get(name, 1)) for name in ("steps", "step", "threads"))
         and facts.get("threads", 1) <= MOST_THREADS
-        and all(_is_count(state.get(name, 1)) for name in ("step", "microbatch", "world"))
+        and all(_is_count(state.get(name, 1)) for name in ("step", "microbatch", "chunk_rows", "world"))
         and all(isinstance(value, Tensor) for kind in ("params", "buffers") for value in state.get(kind, {}).values())
         and isinstance(state.get("noise", {}), dict)
         and (not facts.get("ledger") or all(isinstance(facts["ledger"][k], str) for k in ("name", "path", "dataset")))
@@ -233,8 +233,8 @@ class Checkpoints:
         self._fixed: dict[str, Any] = {}
         self._lines: list[str] = []
         self._run: Run | None = None
-        self._witness: FileNoiseReuseGuard | None = None
-        self.tell: Tell = _say
+        self._noise_guard: ReleaseRecorder | None = None
+        self.notify: Notify = _say
 
     def close(self) -> None:
         """Release the lock on the directory."""
@@ -272,7 +272,7 @@ class Checkpoints:
         self.discard()
         self.save(run)
         if not self.resumable:
-            self.tell(f"this run can be saved but not resumed: {self._fixed['why']}")
+            self.notify(f"this run can be saved but not resumed: {self._fixed['why']}")
 
     def discard(self) -> None:
         """Remove every checkpoint, the log and the secret."""
@@ -300,13 +300,14 @@ class Checkpoints:
             raise ResumeError(
                 "the checkpoint was made with another secret: leave the secret seed out, or give the same one"
             )
-        self._digests = _check_content(run, secret.first, facts["digests"], self.tell)
+        self._digests = _check_content(run, secret.first, facts["digests"], self.notify)
         run.restore(revive(state, run.state(), run.device), compared=True)
         self._let_go()
         self._run, self._fixed = run, {}
-        if run.plan.private and run.ranks.rank == 0:
-            self._witness = resume_witness(run, self.directory, self._digests["data"], self.save, self.tell)
-            run.witnessed_by(self._witness)
+        run.keep_in(self.directory)
+        if run.plan.has_guarantee and run.ranks.rank == 0:
+            self._noise_guard = resume_guard(run, self.directory, self._digests["data"], self.save, self.notify)
+            run.guard_noise(self._noise_guard)
         self.name, self.ledger, self.at = facts["run"], facts["ledger"], saved.step
         for path in self.files():
             if path > saved.path:  # damaged
@@ -320,8 +321,8 @@ class Checkpoints:
         if self._run is not run:
             self.attach(run)
         self._write_secret(run.secret)
-        if self._witness is not None:
-            self._witness.flush()
+        if self._noise_guard is not None:
+            self._noise_guard.flush()
         self._flush_log()
         path = self.directory / f"checkpoint-{run.next:010d}.safetensors"
         state = {name: value for name, value in run.state().items() if name != "secret"}
@@ -343,16 +344,17 @@ class Checkpoints:
     def attach(self, run: Run) -> None:
         """Log the run's sums here from now on; an error if its secret was used here with other data."""
         self._let_go()
-        self._digests = _digests(run, run.secret.first, self.tell)
+        self._digests = _digests(run, run.secret.first, self.notify)
         self._run, self._fixed = run, {}
-        if run.plan.private and run.ranks.rank == 0:
-            self._witness = begin_witness(run, self.directory, self._digests["data"], self.save, self.tell)
-            run.witnessed_by(self._witness)
+        run.keep_in(self.directory)
+        if run.plan.has_guarantee and run.ranks.rank == 0:
+            self._noise_guard = begin_guard(run, self.directory, self._digests["data"], self.save, self.notify)
+            run.guard_noise(self._noise_guard)
 
     def _let_go(self) -> None:
-        if self._witness is not None:
-            self._witness.close()
-            self._witness = None
+        if self._noise_guard is not None:
+            self._noise_guard.close()
+            self._noise_guard = None
 
     def log(self, record: Record) -> None:
         """Log one private line about this step; it is written to disk with the next checkpoint."""
@@ -384,18 +386,18 @@ class Checkpoints:
             os.truncate(path, sum(len(line) for line in lines[:step]))
 
 
-def _digests(run: Run, secret: Secret, tell: Tell) -> dict[str, str]:
-    return {"data": digest_data(run.source, secret, tell), "frozen weights": digest_frozen(run.model, secret)}
+def _digests(run: Run, secret: Secret, notify: Notify) -> dict[str, str]:
+    return {"data": digest_data(run.source, secret, notify), "frozen weights": digest_frozen(run.model, secret)}
 
 
-def _check_content(run: Run, secret: Secret, before: dict[str, str], tell: Tell) -> dict[str, str]:
+def _check_content(run: Run, secret: Secret, before: dict[str, str], notify: Notify) -> dict[str, str]:
     """The digests of data and frozen weights, which must equal those of the checkpoint."""
-    now = _digests(run, secret, tell)
+    now = _digests(run, secret, notify)
     for what, found in now.items():
         if found == before[what]:
             continue
-        if what == "data" and _is_unsteady(run, secret, before[what], found, tell):
-            tell("the data differ from one reading to the next, so only their sums can be compared")
+        if what == "data" and _is_unsteady(run, secret, before[what], found, notify):
+            notify("the data differ from one reading to the next, so only their sums can be compared")
             continue
         raise ResumeError(
             f"the checkpoint was made on other {what}: resuming would add the same noise to other sums, and their "
@@ -404,11 +406,11 @@ def _check_content(run: Run, secret: Secret, before: dict[str, str], tell: Tell)
     return before
 
 
-def _is_unsteady(run: Run, secret: Secret, before: str, now: str, tell: Tell) -> bool:
+def _is_unsteady(run: Run, secret: Secret, before: str, now: str, notify: Notify) -> bool:
     """Whether two readings of the data differ; then a digest says nothing about them."""
     if isinstance(as_units(run.source).rows, Tensors) or before.startswith(VARYING) or now.startswith(VARYING):
         return False
-    return digest_data(run.source, secret, tell) != now
+    return digest_data(run.source, secret, notify) != now
 
 
 def _identity(run: Run) -> dict[str, Any]:
@@ -456,10 +458,10 @@ def _differences(before: Any, now: Any, path: str = "") -> list[str]:
     if isinstance(before, dict) and isinstance(now, dict):
         keys = [*before, *(key for key in now if key not in before)]
         return [d for key in keys for d in _differences(before.get(key), now.get(key), f"{path}.{key}".lstrip("."))]
-    return [] if before == now else [tell_difference(path, before, now)]
+    return [] if before == now else [describe_difference(path, before, now)]
 
 
-def tell_difference(name: str, before: Any, now: Any) -> str:
+def describe_difference(name: str, before: Any, now: Any) -> str:
     """How a value changed; for two lists of words, only the words that are not in both."""
     if not (isinstance(before, list) and isinstance(now, list) and any(isinstance(x, str) for x in (*before, *now))):
         return f"{name} was {_spell(before)} and is {_spell(now)}"
@@ -496,10 +498,10 @@ def share_state(run: Run) -> None:
     if ranks.world == 1:
         return
     tensors: Named = {}
-    told = None if ranks.rank else {"state": flatten(run.state(), tensors), "threads": torch.get_num_threads()}
-    told = ranks.hear(told)
+    shared = None if ranks.rank else {"state": flatten(run.state(), tensors), "threads": torch.get_num_threads()}
+    shared = ranks.broadcast(shared)
     plain = unshare({name: value.cpu().contiguous() for name, value in tensors.items()})
-    content = ranks.hear_bytes(b"" if ranks.rank else save(plain))
+    content = ranks.broadcast_bytes(b"" if ranks.rank else save(plain))
     if ranks.rank:
-        torch.set_num_threads(told["threads"])
-        run.restore(revive(unflatten(told["state"], load(content)), run.state(), run.device), compared=True)
+        torch.set_num_threads(shared["threads"])
+        run.restore(revive(unflatten(shared["state"], load(content)), run.state(), run.device), compared=True)

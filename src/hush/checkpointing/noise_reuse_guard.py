@@ -11,7 +11,7 @@ from hush._internal.storage import PRIVATE, append_durably
 from hush._internal.tensors import Sums
 from hush.accounting.guarantee import rounded_up
 from hush.checkpointing.sum_log import SumLog, SumLogMissing, find_tags, remove_empty_tags, start_tags, tag_of
-from hush.distributed.consistency import Tell, digest_weights
+from hush.distributed.consistency import Notify, digest_weights
 from hush.errors import RunStateError
 from hush.guarantees import Replay
 from hush.run import Run
@@ -19,14 +19,47 @@ from hush.run import Run
 RELEASES = "releases.jsonl"
 
 
-class FileNoiseReuseGuard:
+class ReleaseRecorder:
+    """Lists what a run in this private directory has released. A run that adds no noise to sums needs no more."""
+
+    def __init__(self, run: Run, directory: Path) -> None:
+        self.run, self._path = run, directory / RELEASES
+
+    def allows(self, sums: Sums) -> bool:
+        """Sums without noise may be computed again."""
+        return True
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def before_release(self) -> None:
+        """Before weights are released: append a line that describes the release."""
+        run = self.run
+        line = {
+            "noise": run.secret.first.name,
+            "attempt": run.history.current,
+            "step": run.next,
+            "weights": digest_weights(run.model, run.secret.first),
+        }
+        if line in read_releases(self._path):
+            return
+        before = self._path.read_bytes() if self._path.exists() else b"\n"
+        gap = b"" if before.endswith(b"\n") else b"\n"  # ends an incomplete line that a crash left
+        append_durably(self._path, gap + (json.dumps(line) + "\n").encode(), mode=PRIVATE)
+
+    def close(self) -> None:
+        """No file is open."""
+
+
+class FileNoiseReuseGuard(ReleaseRecorder):
     """The guard of one run in one private directory; ``save`` writes a checkpoint of the run."""
 
-    def __init__(self, run: Run, tags: SumLog, save: Callable[[Run], None], tell: Tell, why: str = "") -> None:
-        self.run, self.tags = run, tags
-        self._save, self._tell, self._why = save, tell, why
+    def __init__(self, run: Run, tags: SumLog, save: Callable[[Run], None], notify: Notify, why: str = "") -> None:
+        super().__init__(run, tags.path.parent)
+        self.tags = tags
+        self._save, self._notify, self._why = save, notify, why
 
-    def meets(self, sums: Sums) -> bool:
+    def allows(self, sums: Sums) -> bool:
         """Log the sums of the run's next step before its noise is drawn.
 
         Returns False if this noise was already added to other sums. Then the run has a fresh secret, charged and
@@ -47,21 +80,10 @@ class FileNoiseReuseGuard:
         """Flush the sum log to disk before a checkpoint that contains noise is written."""
         self.tags.flush()
 
-    def releasing(self) -> None:
-        """Before weights are released: flush the sum log and append a line that describes the release."""
+    def before_release(self) -> None:
+        """The same after the sum log is flushed."""
         self.tags.flush()
-        run, path = self.run, self.tags.path.with_name(RELEASES)
-        line = {
-            "noise": run.secret.first.name,
-            "attempt": run.history.current,
-            "step": run.next,
-            "weights": digest_weights(run.model, run.secret.first),
-        }
-        if line in read_releases(path):
-            return
-        before = path.read_bytes() if path.exists() else b"\n"
-        gap = b"" if before.endswith(b"\n") else b"\n"  # ends an incomplete line that a crash left
-        append_durably(path, gap + (json.dumps(line) + "\n").encode(), mode=PRIVATE)
+        super().before_release()
 
     def close(self) -> None:
         """Close the file."""
@@ -74,10 +96,10 @@ class FileNoiseReuseGuard:
             f"the sums of step {run.next + 1} are not those to which its noise was added before (other data, "
             "augmentation, model code, loss, threads, processes or libraries)"
         )
-        run.renew()
+        run.use_fresh_secret()
         self._why = ""
         after = run.guarantee.epsilon
-        self._tell(
+        self._notify(
             f"{what}: continuing with fresh noise; each time a step is taken is charged: ε = {rounded_up(after)} "
             f"instead of {rounded_up(before)}"
         )
@@ -86,40 +108,42 @@ class FileNoiseReuseGuard:
         self._save(run)
 
 
-def begin_witness(run: Run, directory: Path, data: str, save: Callable[[Run], None], tell: Tell) -> FileNoiseReuseGuard:
+def begin_guard(run: Run, directory: Path, data: str, save: Callable[[Run], None], notify: Notify) -> ReleaseRecorder:
     """The guard of a new run. If its secret was used in this directory before (a seed), the noise was already added
     to sums."""
+    if not run.plan.adds_noise:
+        return ReleaseRecorder(run, directory)
     path = find_tags(directory, run.secret)
     remove_empty_tags(directory)
     if not path.exists():
         tags = start_tags(directory, run.secret, data)
         tags.open()
-        return FileNoiseReuseGuard(run, tags, save, tell)
+        return FileNoiseReuseGuard(run, tags, save, notify)
     try:
         tags = SumLog.read(path, run.next)
     except SumLogMissing as lost:
-        return _without(run, directory, data, save, tell, str(lost))
+        return _without(run, directory, data, save, notify, str(lost))
     if tags.head["data"] != data:
         raise RunStateError(
             "this secret seed was used in this directory with the same plan on other data: the difference of the two "
             "models would be free of noise; use another secret seed, or none"
         )
     run.recall(tags.attempts)
-    return FileNoiseReuseGuard(run, tags, save, tell)
+    return FileNoiseReuseGuard(run, tags, save, notify)
 
 
-def resume_witness(
-    run: Run, directory: Path, data: str, save: Callable[[Run], None], tell: Tell
-) -> FileNoiseReuseGuard:
+def resume_guard(run: Run, directory: Path, data: str, save: Callable[[Run], None], notify: Notify) -> ReleaseRecorder:
     """The guard of a run that resumes from a checkpoint."""
+    if not run.plan.adds_noise:
+        return ReleaseRecorder(run, directory)
     path = find_tags(directory, run.secret)
     try:
         tags = SumLog.read(path, run.next)
         _check(run, tags, path.with_name(RELEASES))
     except SumLogMissing as lost:
-        return _without(run, directory, data, save, tell, str(lost))
+        return _without(run, directory, data, save, notify, str(lost))
     run.recall(tags.attempts)
-    return FileNoiseReuseGuard(run, tags, save, tell)
+    return FileNoiseReuseGuard(run, tags, save, notify)
 
 
 def _check(run: Run, tags: SumLog, releases: Path) -> None:
@@ -136,7 +160,7 @@ def _check(run: Run, tags: SumLog, releases: Path) -> None:
 
 
 def _without(
-    run: Run, directory: Path, data: str, save: Callable[[Run], None], tell: Tell, how: str
+    run: Run, directory: Path, data: str, save: Callable[[Run], None], notify: Notify, how: str
 ) -> FileNoiseReuseGuard:
     """It is unknown to which sums the noise was added: every planned step counts as taken, and none is repeated."""
     seen = [r["attempt"] for r in read_releases(directory / RELEASES) if r["noise"] == _name(run)]
@@ -146,7 +170,7 @@ def _without(
     run.recall(whole)
     tags = start_tags(directory, run.secret, data, whole)
     why = f"the log of sums to which the noise was added ('{tags.path.name}') {how}"
-    return FileNoiseReuseGuard(run, tags, save, tell, why)
+    return FileNoiseReuseGuard(run, tags, save, notify, why)
 
 
 def _name(run: Run) -> str:

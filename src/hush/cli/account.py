@@ -57,8 +57,8 @@ def _show(plan: Plan, summary: dict[str, Any], candidates: tuple[Candidate, ...]
         show(explain_choice(candidates))
     claims = plan.claims()
     show_text(str(claims[0]))
-    told = {**summary, "status": claims[0].describe_status()}
-    show_table("", ("what", "value"), [(k, v) for k, v in told.items() if k not in APART])
+    shown = {**summary, "status": claims[0].describe_status()}
+    show_table("", ("what", "value"), [(k, v) for k, v in shown.items() if k not in APART])
     if candidates:
         show_candidates(candidates)
     if len(summary["claims"]) > 1:
@@ -74,7 +74,7 @@ def summarise(plan: Plan) -> dict[str, Any]:
         "method": plan.method,
         "epsilon": best.epsilon,
         "delta": plan.delta,
-        "noise_multiplier": plan.sigma if plan.private else 0.0,
+        "noise_multiplier": plan.sigma if plan.has_guarantee else 0.0,
         "accountant": best.accountant,
         "adjacency": best.adjacency,
         "unit": best.unit,
@@ -83,7 +83,7 @@ def summarise(plan: Plan) -> dict[str, Any]:
         "steps": plan.steps,
         "sample_rate": getattr(plan.sampler.participation, "rate", None),
         "sensitivity": plan.sensitivity,
-        "noise_std": plan.noise_std if plan.private else 0.0,
+        "noise_std": plan.noise_std if plan.has_guarantee else 0.0,
         "rounding": plan.charge,
         "claims": [
             {"epsilon": c.epsilon, "status": c.status, "reason": c.reason, "protects": c.protects} for c in claims

@@ -56,7 +56,7 @@ def bench(
     read = read_spec(spec)
     if dry_run:
         check_spec(read, call_others=False)
-        _tell_plan(read, store, workers or count_cores(), as_json=as_json)
+        _describe_plan(read, store, workers or count_cores(), as_json=as_json)
         return
     if store is None:
         raise typer.BadParameter("give a folder for the results: --store DIR")
@@ -79,13 +79,13 @@ def bench(
     for choice in result.choices:
         show(choice.sentence())
     if total.runs > 1:
-        show(f"all {total.runs} private runs of this store together: ε = {total.tell()}")
-    _tell_failures(result.store, read)
+        show(f"all {total.runs} private runs of this store together: ε = {total.describe()}")
+    _describe_failures(result.store, read)
 
 
-def _tell_plan(spec: Spec, store: Path | None, workers: int, *, as_json: bool) -> None:
+def _describe_plan(spec: Spec, store: Path | None, workers: int, *, as_json: bool) -> None:
     from hush.bench.store import Store, check_store
-    from hush.bench.sweep import tell_duration
+    from hush.bench.sweep import format_duration
     from hush.bench.timing import estimate
 
     there: set[str] = set()
@@ -105,10 +105,10 @@ def _tell_plan(spec: Spec, store: Path | None, workers: int, *, as_json: bool) -
     if seconds is None:
         show(f"no estimate of the time: {found.reason}")
     else:
-        show(f"{tell_duration(seconds)} with {workers} workers, estimated from {found.timed} timed settings")
+        show(f"{format_duration(seconds)} with {workers} workers, estimated from {found.timed} timed settings")
 
 
-def _tell_failures(store: Store, spec: Spec) -> None:
+def _describe_failures(store: Store, spec: Spec) -> None:
     from hush.bench.store import UNREADABLE
 
     reasons: dict[str, int] = {}

@@ -19,10 +19,10 @@ from hush.datasets.registry import Dataset, fetch, list_datasets, progress_on_st
 from hush.errors import InvalidInputError
 from hush.methods import Method, catalogue, find, make_plan, option_groups, options, purpose
 from hush.release.predict import check_new_file
-from hush.tabular.encode import no_column
 from hush.tabular.inspect import FACTS, Inspection, infer, inspect_table, write_toml
 from hush.tabular.problem import TASKS
 from hush.tabular.reader import TABLES, holds_table, is_pattern
+from hush.tabular.rows import no_column
 from hush.tabular.schema import Schema, read_range, read_schema
 
 SMALL: dict[str, Any] = {"examples": 64, "batch_size": 8, "epochs": 1, "accept_claimed": True}  # a plan to inspect

@@ -119,7 +119,7 @@ class DelayedStatus:
         self.doing, self.now, self.late = doing, "", False
         self._lock = threading.Lock()
 
-    def tell(self, now: str) -> None:
+    def update(self, now: str) -> None:
         """Set the current task."""
         with self._lock:
             self.now = now
@@ -149,7 +149,7 @@ def delayed_status(doing: str) -> Iterator[Callable[[str], None]]:
     with suppress(MemoryError, RuntimeError):
         _thread.start_new_thread(remind, ())
     try:
-        yield patience.tell
+        yield patience.update
     finally:
         ended.set()
 

@@ -122,7 +122,7 @@ def add(
     opened = Ledger(ledger)
     relation, known = cast(Adjacency, adjacency), cast(Status, status)
     opened.add(name, epsilon, delta, run=run, adjacency=relation, status=known, new_dataset=new_dataset, scope=scope)
-    _tell(opened, name, as_json)
+    _notify(opened, name, as_json)
 
 
 @app.command("cap")
@@ -188,10 +188,10 @@ def close(
             f"the log of run '{run}' shows how many steps it took: give the run's folder with --out"
         )
     close_run(opened, name, run, out / PRIVATE_PART)
-    _tell(opened, name, as_json)
+    _notify(opened, name, as_json)
 
 
-def _tell(opened: Ledger, dataset: str, as_json: bool) -> None:
+def _notify(opened: Ledger, dataset: str, as_json: bool) -> None:
     name = opened.known_as(dataset)
     if as_json:
         show_json(_summary(opened, name, None))

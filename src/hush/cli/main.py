@@ -84,7 +84,9 @@ app = typer.Typer(name="hush", cls=LazyProgram, context_settings={"help_option_n
 
 def _print_version(asked: bool) -> None:
     if asked:
-        show(f"hush {read_own_version()}")
+        from hush._internal.noise_kernel import describe
+
+        show(f"hush {read_own_version()} (noise: {describe()})")
         raise typer.Exit
 
 

@@ -62,9 +62,9 @@ def show_noise(given: NoiseOptions) -> None:
     chosen = read_method_options(given.method, given.settings)
     if candidates := compare_candidates(given.method, setting, chosen):
         say(explain_choice(candidates))
-    with delayed_status(f"computing the noise of {given.method}") as tell:
+    with delayed_status(f"computing the noise of {given.method}") as notify:
         plan = make_plan(given.method, setting, **chosen)
-        tell("drawing")
+        notify("drawing")
         view = view_noise(plan)
         write_page(given.out, render_page(view))
     found = {

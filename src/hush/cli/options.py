@@ -35,6 +35,7 @@ from hush.methods.config import METHOD as METHOD_PLANNING
 from hush.methods.config import METHOD as METHOD_SHELL
 from hush.per_example.augmentation import Augmented
 from hush.privacy_unit import ROWS_PER_UNIT
+from hush.release.folder import PRIVATE_PART
 from hush.tabular.defaults import LOGISTIC, choose_numbers
 from hush.tabular.problem import EARLIER, TASKS, TEST, from_files
 from hush.training import EVERY
@@ -234,8 +235,8 @@ def compare_candidates(method: str, setting: PlanConfig, chosen: dict[str, Any])
         return ()
     descent = SGDOptions(**{key: chosen[key] for key in vars(SGDOptions()) if key in chosen})
     gradients = ClippingOptions(**{key: chosen[key] for key in vars(ClippingOptions()) if key in chosen})
-    with delayed_status("comparing methods") as tell:
-        return recommend(setting, descent, gradients, tell)
+    with delayed_status("comparing methods") as notify:
+        return recommend(setting, descent, gradients, notify)
 
 
 def list_candidates(candidates: tuple[Candidate, ...]) -> list[dict[str, Any]]:
@@ -272,7 +273,7 @@ def check_delta(delta: float, examples: int, *, accepted: bool) -> None:
         warn_delta(delta, examples)
         return
     raise InvalidInputError(
-        f"{_tell_large_delta(delta, examples)}: give --delta {suggest_delta(examples):g}, or --accept-delta if you "
+        f"{_describe_large_delta(delta, examples)}: give --delta {suggest_delta(examples):g}, or --accept-delta if you "
         "intend this"
     )
 
@@ -287,7 +288,7 @@ def check_delta_range(delta: float, *, accepted: bool) -> None:
 def warn_delta(delta: float, examples: int) -> None:
     """Warn if δ is 1/N or more."""
     if delta >= 1 / examples:
-        say(f"warning: {_tell_large_delta(delta, examples)}; {suggest_delta(examples):g} would not")
+        say(f"warning: {_describe_large_delta(delta, examples)}; {suggest_delta(examples):g} would not")
 
 
 def suggest_delta(examples: int) -> float:
@@ -295,7 +296,7 @@ def suggest_delta(examples: int) -> float:
     return float(f"1e-{len(str(10 * examples - 1))}")
 
 
-def _tell_large_delta(delta: float, examples: int) -> str:
+def _describe_large_delta(delta: float, examples: int) -> str:
     return f"δ = {delta:g} is not below 1/N = {1 / examples:.2g}, so it permits releasing a whole record"
 
 
@@ -532,6 +533,12 @@ def check_described(given: TaskOptions) -> None:
         )
 
 
+def _find_private(given: TaskOptions) -> Path | None:
+    """The private folder of the run, if there is one already."""
+    out = getattr(given, "out", None)
+    return None if out is None or not (Path(out) / PRIVATE_PART).is_dir() else Path(out) / PRIVATE_PART
+
+
 def _load(given: TaskOptions) -> Problem:
     """The named problem, or one made from files; prints what was inferred about the files to stderr."""
     if given.data is None:
@@ -555,7 +562,8 @@ def _load(given: TaskOptions) -> Problem:
         private_classes=getattr(given, "method", METHOD) != "sgd",
         unit=given.unit,
         unit_normalise=given.unit_normalise,
-        tell=say,
+        private_folder=_find_private(given),
+        notify=say,
     )
     _say_classes(given, found)
     say(found.summary)

@@ -28,6 +28,7 @@ from hush.report.plan_page import (
     count_weights,
     explain_outlook,
     explain_row,
+    list_cells,
     name_columns,
     nearby_plans,
     plan_grid,
@@ -72,16 +73,16 @@ def plan(given: Planning) -> None:
         check_page(given.out)
     task, setting, weights = _read(given)
     chosen = read_method_options(given.method, given.settings)
-    with delayed_status("calibrating the noise") as tell:
-        found = list(plan_grid(given.method, setting, _grid(given, setting.examples), tell, **chosen))
+    with delayed_status("calibrating the noise") as notify:
+        found = list(plan_grid(given.method, setting, _grid(given, setting.examples), notify, **chosen))
         charge = partial(_charge_others, task=task, given=given)
         rows = _charge([replace(row, weights=weights) for row in found], charge)
         if task is not None:
-            tell("timing some steps")
+            notify("timing some steps")
             rows = with_minutes(rows, task, _shorten(given.method, setting, chosen))
         best = choose(rows, _pick_epsilon(rows))
         silent = given.as_json and given.out is None
-        outlook = None if silent else _look_around(given.method, setting, best, tell, charge, **chosen)
+        outlook = None if silent else _look_around(given.method, setting, best, notify, charge, **chosen)
     warn_delta(given.delta, setting.examples)
     if given.out is not None and outlook is not None:
         from hush.report.plan_page import render_plan
@@ -166,7 +167,7 @@ def _look_around(
     method: str,
     setting: PlanConfig,
     best: PlanRow,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
     charge: Callable[[PlanRow], PlanRow],
     **chosen: Any,
 ) -> Sensitivity:
@@ -180,7 +181,7 @@ def _look_around(
             short.add(row.epsilon)
             return row
 
-    found = nearby_plans(method, setting, best, tell, charge=charge_or_note, **chosen)
+    found = nearby_plans(method, setting, best, notify, charge=charge_or_note, **chosen)
     enough = tuple(point for point in found.curve if point[0] not in short)
     return replace(found, curve=enough or found.curve[-1:])
 
@@ -247,16 +248,4 @@ def _show(rows: Sequence[PlanRow], best: PlanRow) -> None:
     columns, meaning = name_columns(best)
     show_block(meaning)
     show()
-    show_table("", columns, (_cells(row, best) for row in rows))
-
-
-def _cells(row: PlanRow, best: PlanRow) -> list[str]:
-    cells = [
-        "→" if row is best else "",
-        f"{row.epsilon:g}",
-        str(row.batch_size),
-        f"{row.epochs:g}",
-        str(row.plan.steps),
-    ]
-    cells += [f"{row.plan.sigma:.3g}", f"{row.step_noise:.3g}", f"{row.run_noise:.3g}"]
-    return cells if row.minutes is None else [*cells, f"{row.minutes:.2g}"]
+    show_table("", columns, (list_cells(row, best) for row in rows))

@@ -13,7 +13,7 @@ from hush.release.load import load
 from hush.release.verify import verify as verify_release
 
 if TYPE_CHECKING:
-    from hush.statistics.metrics import Figures, ValueFigures
+    from hush.statistics.metrics import ClassificationMetrics, RegressionMetrics
 
 
 MOST_NAMED = 6  # largest number of columns named in a line
@@ -49,8 +49,8 @@ def predict(
     from hush.release.predict import predict_file  # imports scikit-learn, which other commands do not need
 
     model = load(folder, trust_code=trust_code)
-    with delayed_status(f"predicting {rows.name}") as tell:
-        written = predict_file(model, rows, out, overwrite=overwrite, tell=tell)
+    with delayed_status(f"predicting {rows.name}") as notify:
+        written = predict_file(model, rows, out, overwrite=overwrite, notify=notify)
     if as_json:
         show_json(
             {"out": str(out), "rows": written.rows, "columns": list(written.columns), "release": str(model.folder)}
@@ -86,52 +86,52 @@ def evaluate(
     Example: `hush evaluate run/release test.csv`
     """
     from hush.release.predict import judge_file
-    from hush.statistics.metrics import Figures  # imports scikit-learn, which other commands do not need
+    from hush.statistics.metrics import ClassificationMetrics  # imports scikit-learn, which other commands do not need
 
     model = load(folder, trust_code=trust_code)
-    with delayed_status(f"evaluating on {rows.name}") as tell:
-        figures = judge_file(model, rows, tell=tell)
+    with delayed_status(f"evaluating on {rows.name}") as notify:
+        metrics = judge_file(model, rows, notify=notify)
     classes = model.description.classes
     if as_json:
-        found = figures.to_json() if isinstance(figures, Figures) else vars(figures)
+        found = metrics.to_json() if isinstance(metrics, ClassificationMetrics) else vars(metrics)
         show_json({**found, "classes": list(classes), "release": str(model.folder), "covered": False, "note": EXACT})
         return
-    if isinstance(figures, Figures):
-        _show_classes(figures, classes)
+    if isinstance(metrics, ClassificationMetrics):
+        _show_classes(metrics, classes)
     else:
-        _show_values(figures)
+        _show_values(metrics)
     show(EXACT)
 
 
-def _show_classes(figures: Figures, classes: tuple[str, ...]) -> None:
-    show(figures.to_json()["verdict"])
+def _show_classes(metrics: ClassificationMetrics, classes: tuple[str, ...]) -> None:
+    show(metrics.to_json()["verdict"])
     lines = {
-        "rows": f"{figures.rows:g}",
-        "accuracy": f"{figures.accuracy:.2%}",
-        "accuracy of the commonest class": f"{figures.commonest:.2%}",
-        "balanced accuracy": f"{figures.balanced_accuracy:.2%}",
-        "AUC": _spell(figures.auc),
-        "log-loss": _spell(figures.log_loss),
+        "rows": f"{metrics.rows:g}",
+        "accuracy": f"{metrics.accuracy:.2%}",
+        "accuracy of the commonest class": f"{metrics.commonest:.2%}",
+        "balanced accuracy": f"{metrics.balanced_accuracy:.2%}",
+        "AUC": _spell(metrics.auc),
+        "log-loss": _spell(metrics.log_loss),
     }
     _show_lines(lines)
     shown = len(classes) <= MOST_SHOWN
     heads = [f"as {name}" for name in classes] if shown else []
     cells = [
         [name, "–" if recall is None else f"{recall:.2%}", *([f"{count:g}" for count in row] if shown else [])]
-        for name, recall, row in zip(classes, figures.recall, figures.confusion, strict=True)
+        for name, recall, row in zip(classes, metrics.recall, metrics.confusion, strict=True)
     ]
     show_table("confusion matrix: rows of each class by predicted class", ("class", "recall", *heads), cells)
     if not shown:
         show("the confusion matrix is in --json")
 
 
-def _show_values(figures: ValueFigures) -> None:
+def _show_values(metrics: RegressionMetrics) -> None:
     from hush.statistics.metrics import NO_USE
 
-    spelt = {"MAE": _spell(figures.mae), "RMSE": _spell(figures.rmse), "R²": _spell(figures.r2)}
-    if (figures.r2 or 0.0) < 0:
+    spelt = {"MAE": _spell(metrics.mae), "RMSE": _spell(metrics.rmse), "R²": _spell(metrics.r2)}
+    if (metrics.r2 or 0.0) < 0:
         show(NO_USE)
-    _show_lines({"rows": str(figures.rows), **spelt})
+    _show_lines({"rows": str(metrics.rows), **spelt})
 
 
 def _show_lines(lines: dict[str, str]) -> None:
@@ -198,8 +198,8 @@ def export(
     out = Path(f"model{FORMATS[kind]}") if out is None else out
     model = load(folder, trust_code=trust_code)
     with delayed_status(f"exporting to {out.name}"):
-        beside = export_release(model, out, kind, overwrite=overwrite)
+        composed = export_release(model, out, kind, overwrite=overwrite)
     if as_json:
-        show_json({"out": str(out), "encoding": str(beside), "format": kind, "release": str(model.folder)})
+        show_json({"out": str(out), "encoding": str(composed), "format": kind, "release": str(model.folder)})
     else:
-        show(f"exported: {out}; its inputs and outputs are described in {beside}")
+        show(f"exported: {out}; its inputs and outputs are described in {composed}")

@@ -51,7 +51,7 @@ def report(
     Example: `hush report results/mnist-dpsgd.jsonl --out report.html`
     """
     with delayed_status(f"reporting {source}"):
-        found = write_report(source, out, format=kind.value, audits=audits, tell=say)
+        found = write_report(source, out, format=kind.value, audits=audits, notify=say)
     if as_json:
         show_json(found.to_json())
         return

@@ -7,12 +7,12 @@ import math
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import typer
@@ -67,10 +67,9 @@ from hush.cli.options import (
     warn_not_saved,
     write_settings,
 )
-from hush.clipping.base import NeedsPreparation
 from hush.data_release import ComposedRelease, DataRelease, Values, make_releases
 from hush.datasets.evaluation import Evaluation, evaluate_problem
-from hush.datasets.problem import Problem
+from hush.datasets.problem import LAYER_CLIP, LAYER_WIDTH, LayerPlace, Problem
 from hush.distributed.group import (
     MICROBATCH,
     ProcessGroup,
@@ -88,7 +87,6 @@ from hush.errors import (
     ResumeError,
     Stopped,
 )
-from hush.guarantees import account_steps
 from hush.ledger.book import DATASET, Ledger
 from hush.ledger.entries import check_name
 from hush.ledger.run_account import fit_budget
@@ -99,14 +97,13 @@ from hush.randomness import Secret, seeded
 from hush.release.folder import CARD, RELEASE, WEIGHTS, digest_files, pack_weights, read_json, was_begun
 from hush.run import Run
 from hush.run_directory import DAMAGED, FINISHED, OPTIONS, RunDirectory
-from hush.sanitize.adaptive import AdaptiveClip
-from hush.sanitize.early_stopping import EpochSpreads, Stop, state_stop
-from hush.sanitize.privatised import Hybrid, Published, Released
-from hush.sanitize.problem import CLIP, WIDTH, LayerPlace, drop_architecture, insert_layer
 from hush.statistics.metrics import NO_USE, Counts, from_counts
 from hush.statistics.private_metrics import ASSUMPTIONS, CountNoise, add_count_noise, calibrate_counts, noise_stds
 from hush.statistics.releases import check_shares, plan_releases, take_releases
 from hush.training import attach_first, open_first, take_steps
+
+if TYPE_CHECKING:
+    from hush.sanitize.early_stopping import EarlyStopping, Stop
 
 # `hush train` on several processes: process 0 saves, charges, prints and releases; the others take the same steps.
 
@@ -138,7 +135,7 @@ def open_kept(stack: ExitStack, ranks: ProcessGroup, given: DirectoryOptions) ->
         ledger=given.ledger,
         dataset=given.dataset,
         new_dataset=given.new_dataset,
-        tell=say,
+        notify=say,
         flags=name_flags(type(given)),
     )
 
@@ -152,7 +149,7 @@ def release_first(ranks: ProcessGroup, release: Callable[[], Mapping[str, Values
         return made
     flat = {f"{key}/{name}": value.cpu().contiguous() for key, named in made.items() for name, value in named.items()}
     heard: dict[str, dict[str, Tensor]] = {}
-    for text, value in load(ranks.hear_bytes(b"" if ranks.rank else save(flat))).items():
+    for text, value in load(ranks.broadcast_bytes(b"" if ranks.rank else save(flat))).items():
         key, _, name = text.partition("/")
         heard.setdefault(key, {})[name] = value
     return heard
@@ -177,42 +174,18 @@ class StopOptions:
     )
 
 
-@dataclass
-class EarlyStopMonitor:
-    """The series for early stopping, and after how many epochs the rule stopped; without ``rule`` it never stops."""
-
-    rule: Stop | None
-    spreads: EpochSpreads
-    after: int | None = None
-
-    def hear(self, steps: Iterable[Mapping[str, float]]) -> bool:
-        """Add these steps; return whether the run should stop."""
-        if self.rule is None or self.after is not None:
-            return self.after is not None
-        for figures in steps:
-            if self.spreads.add(figures):
-                self.after = self.rule.find(self.spreads.series)
-        return self.after is not None
-
-    def tell(self, plan: Plan, steps: int) -> dict[str, Any] | None:
-        """The stop as fields of the answer and of the privacy card; None if there was none. ``steps`` were taken: a
-        resumed run may have taken more than the epochs after which the rule stopped."""
-        if self.after is None:
-            return None
-        early = state_stop(account_steps(plan)[0], account_steps(plan, steps)[0])[1]
-        said = {"epsilon_there": early.epsilon, "status": early.status, "reason": early.reason}
-        return {"after_epochs": self.after, "steps": steps, **said}
-
-
-def begin_watch(text: str | None, run: Run, batch_size: int, checkpoints: Checkpoints | None) -> EarlyStopMonitor:
+def begin_watch(text: str | None, run: Run, batch_size: int, checkpoints: Checkpoints | None) -> EarlyStopping | None:
     """The early stopping monitor of a run; a resumed run reads its first steps from its log."""
-    watch = EarlyStopMonitor(read_stop(text, run.plan), EpochSpreads(-(-len(run.source) // batch_size)))
-    if watch.rule is None:
-        return watch
+    rule = read_stop(text, run.plan)
+    if rule is None:
+        return None
+    from hush.sanitize.early_stopping import EarlyStopping, EpochSpreads
+
+    watch = EarlyStopping(rule, EpochSpreads(-(-len(run.source) // batch_size)))
     if run.ranks.world > 1:
         raise InvalidInputError("--stop works with one process only: leave it out under torchrun")
     if run.next:
-        watch.hear(_recall(checkpoints, run.next))
+        watch.update(_recall(checkpoints, run.next))
     return watch
 
 
@@ -220,11 +193,14 @@ def read_stop(text: str | None, plan: Plan) -> Stop | None:
     """Parse WINDOW:LIMIT for the plan's kind of threshold."""
     if text is None or text == NONE:
         return None
-    if not isinstance(plan.query, Published | AdaptiveClip):
+    from hush.sanitize.early_stopping import Stop
+    from hush.sanitize.privatised import PublishedLayer
+
+    if not isinstance(plan.trains_on, PublishedLayer):
         raise InvalidInputError(f"--stop needs method sanitize, not {plan.method}: give fewer --epochs instead")
     window, _, limit = text.partition(":")
     try:
-        stop = Stop(int(window), float(limit), adaptive=isinstance(plan.query, AdaptiveClip))
+        stop = Stop(int(window), float(limit), adaptive=plan.trains_on.threshold is not None)
     except ValueError as error:
         raise InvalidInputError(f"--stop takes epochs and a slope such as 10:1.2e-4, or none; got '{text}'") from error
     stop.flag([])  # raises for an invalid window or limit
@@ -239,7 +215,7 @@ def _recall(checkpoints: Checkpoints | None, steps: int) -> list[dict[str, float
     return [json.loads(line) for line in lines[:steps]]
 
 
-def tell_stop(stop: Mapping[str, Any]) -> str:
+def describe_stop(stop: Mapping[str, Any]) -> str:
     """The stop as a sentence."""
     return (
         f"stopped after {stop['after_epochs']} epochs by --stop; that this costs only ε = {stop['epsilon_there']:.2f} "
@@ -253,7 +229,9 @@ def tell_stop(stop: Mapping[str, Any]) -> str:
 ALONE = 2  # steps after which an interrupted process ends on its own, if process 0 was not interrupted
 
 
-def take_all(name: str, run: Run, keeper: RunDirectory, watch: EarlyStopMonitor, *, every: int, quiet: bool) -> None:
+def take_all(
+    name: str, run: Run, directory: RunDirectory, watch: EarlyStopping | None, *, every: int, quiet: bool
+) -> None:
     """Train to the end or until ``watch`` stops, or exit cleanly: interrupted (exit 130), out of budget or after losing
     a process (exit 1)."""
     stopped: str | None = None
@@ -263,29 +241,30 @@ def take_all(name: str, run: Run, keeper: RunDirectory, watch: EarlyStopMonitor,
             f"training {make_printable(name)} with {run.plan.method}", total=run.plan.steps, completed=run.next
         )
         try:
-            steps = () if watch.after else take_steps(run, checkpoints=keeper.checkpoints, every=every)
+            over = watch is not None and watch.after is not None
+            steps = () if over else take_steps(run, checkpoints=directory.checkpoints, every=every)
             for record in steps:
                 bar.advance(shown)
-                if watch.rule is not None and watch.hear([record.numbers()]):
+                if watch is not None and watch.update([record.numbers()]):
                     break
-                if run.next < run.plan.steps and run.ranks.hear(asked()):  # all processes stop at the same step
+                if run.next < run.plan.steps and run.ranks.broadcast(asked()):  # all processes stop at the same step
                     stopped, asked_for = "as requested", True
                     break
                 alone += bool(run.ranks.rank and asked())
                 if alone > ALONE:
                     stopped, asked_for = "as requested of this process only", True
                     break
-            if watch.after is not None:
-                keeper.save(run)
+            if watch is not None and watch.after is not None:
+                directory.save(run)
         except (BudgetExceededError, LostRank, Stopped) as why:
             stopped = f"{why}"
         if stopped is not None:
-            keeper.save(run)
+            directory.save(run)
     if stopped is not None:
-        told = f"stopped at step {run.next} of {run.plan.steps}: {stopped}; {keeper.how_to_go_on(run)}"
+        message = f"stopped at step {run.next} of {run.plan.steps}: {stopped}; {directory.describe_resume(run)}"
         if asked_for:
-            raise Interruption(told)
-        say(told)
+            raise Interruption(message)
+        say(message)
         raise typer.Exit(1)
 
 
@@ -304,30 +283,34 @@ class LayerOptions:
     )
     sanitize_width: int | None = field(
         default=None,
-        metadata=option(f"Methods sanitize…: number of values released per record, {WIDTH} by default.", METHOD),
+        metadata=option(f"Methods sanitize…: number of values released per record, {LAYER_WIDTH} by default.", METHOD),
     )
     sanitize_clip: float | None = field(
         default=None,
-        metadata=option(f"Methods sanitize…: clip every value to ± this, {CLIP} by default.", METHOD),
+        metadata=option(f"Methods sanitize…: clip every value to ± this, {LAYER_CLIP} by default.", METHOD),
     )
 
 
 def sanitise_task(task: Problem, plan: Plan, given: LayerOptions) -> Problem:
     """The problem with the layer in its model, if the method releases rows."""
     asked = (given.sanitize_at, given.sanitize_width, given.sanitize_clip)
-    if not isinstance(plan.query, Released | Hybrid | Published | AdaptiveClip):
+    nonnegative: bool | None = getattr(plan.trains_on, "nonnegative", None)  # the range of the layer, if there is one
+    if nonnegative is None:
         if any(value is not None for value in asked):
             raise InvalidInputError(f"{NAMES} need a method that releases activations: use --method sanitize-once")
         return task
+    from hush.sanitize.privatised import SanitizedFeatures
+    from hush.sanitize.problem import insert_layer
+
     if given.sanitize_width is not None:
         validate.positive_int(sanitize_width=given.sanitize_width)
     if given.sanitize_clip is not None:
         validate.positive(sanitize_clip=given.sanitize_clip)
-    place = LayerPlace(*asked, plan.query.nonnegative)
-    found = insert_layer(task, place, frozen=isinstance(plan.query, Released))
+    place = LayerPlace(*asked, nonnegative)
+    found = insert_layer(task, place, frozen=isinstance(plan.trains_on, SanitizedFeatures))
     at = found.architecture.arguments["at"]
     say(f"sanitization layer after module '{at}' of a network '{found.architecture.arguments['inner']}'")
-    return drop_architecture(found, plan.query)
+    return found
 
 
 # The metrics of `hush train`: what the user sees, and what may be released.
@@ -357,7 +340,7 @@ def plan_metrics(plan: Plan, task: Problem, epsilon: float, total: float | None)
         )
     noise = calibrate_counts(epsilon, SHARE * plan.delta, classes=task.classes, adjacency=plan.neighbours)
     release = ComposedRelease(NAME, noise.event, plan.neighbours, noise.lost, ASSUMPTIONS)
-    both = replace(plan, beside=(*plan.beside, release))
+    both = replace(plan, composed=(*plan.composed, release))
     return both if total is None else both.with_epsilon(total)
 
 
@@ -369,64 +352,64 @@ def make_fields(evaluation: Evaluation, task: Problem) -> dict[str, Any]:
         return {**fields, "test_mae": values.mae, "test_rmse": values.rmse, "test_r2": values.r2}
     if task.target_range is not None:
         return {**fields, "test_mae": None, "test_rmse": None, "test_r2": None}
-    figures = evaluation.figures
-    if task.metric != "accuracy" or figures is None:
+    metrics = evaluation.metrics
+    if task.metric != "accuracy" or metrics is None:
         return fields
-    told, finite = figures.to_json(), math.isfinite(evaluation.loss)
+    message, finite = metrics.to_json(), math.isfinite(evaluation.loss)
     return {
         **fields,
         "test_accuracy": evaluation.accuracy,
-        "test_commonest_accuracy": figures.commonest,
-        "test_balanced_accuracy": figures.balanced_accuracy,
-        "test_auc": figures.auc if finite else None,
-        "test_log_loss": figures.log_loss if finite else None,
-        "test_recall": dict(zip(task.classes_by_name, figures.recall, strict=True)),
-        "test_confusion": told["confusion"],
-        "verdict": told["verdict"],
+        "test_commonest_accuracy": metrics.commonest,
+        "test_balanced_accuracy": metrics.balanced_accuracy,
+        "test_auc": metrics.auc if finite else None,
+        "test_log_loss": metrics.log_loss if finite else None,
+        "test_recall": dict(zip(task.classes_by_name, metrics.recall, strict=True)),
+        "test_confusion": message["confusion"],
+        "verdict": message["verdict"],
     }
 
 
-def keep_figures(keeper: RunDirectory, fields: dict[str, Any]) -> None:
+def save_metrics(directory: RunDirectory, fields: dict[str, Any]) -> None:
     """Save the exact metrics in the private part of the run."""
-    if keeper.checkpoints is not None:
-        _write(keeper.checkpoints.directory / FIGURES, fields)
+    if directory.checkpoints is not None:
+        _write(directory.checkpoints.directory / FIGURES, fields)
 
 
-def keep_notes(keeper: RunDirectory, task: Problem) -> None:
+def save_notes(directory: RunDirectory, task: Problem) -> None:
     """Save the counts of missing values in the private part of the run."""
-    if keeper.checkpoints is not None and task.notes is not None:
-        _write(keeper.checkpoints.directory / NOTES, {"columns": list(task.notes.private)})
+    if directory.checkpoints is not None and task.notes is not None:
+        _write(directory.checkpoints.directory / NOTES, {"columns": list(task.notes.private)})
 
 
 def choose_released(
-    run: Run, task: Problem, evaluation: Evaluation, keeper: RunDirectory, *, public: bool, fields: dict[str, Any]
+    run: Run, task: Problem, evaluation: Evaluation, directory: RunDirectory, *, public: bool, fields: dict[str, Any]
 ) -> dict[str, Any]:
     """The metrics on the card: none, unless test rows are public or the plan pays for noise."""
     if public:
-        figures: dict[str, Any] = as_json_data({**fields, "rows": evaluation.examples})
-        return {"test_figures": figures}
-    release = next((release for release in run.plan.beside if release.name == NAME), None)
+        metrics: dict[str, Any] = as_json_data({**fields, "rows": evaluation.examples})
+        return {"test_figures": metrics}
+    release = next((release for release in run.plan.composed if release.name == NAME), None)
     if release is None:
         return {}
-    return {"private_metrics": _release_once(run, task, evaluation, keeper, release)}
+    return {"private_metrics": _release_once(run, task, evaluation, directory, release)}
 
 
 def _release_once(
-    run: Run, task: Problem, evaluation: Evaluation, keeper: RunDirectory, release: ComposedRelease
+    run: Run, task: Problem, evaluation: Evaluation, directory: RunDirectory, release: ComposedRelease
 ) -> dict[str, Any] | None:
     """Release the noisy metrics of a run once, drawn from the run's secret.
 
     They are saved before they are shown; a repeated report shows the same ones, because other noise on the same counts
     would be a second release. Raises if the run has released metrics that are missing."""
     secret = run.secret.first
-    if keeper.checkpoints is None:
+    if directory.checkpoints is None:
         return _draw(task, evaluation, release, secret)
-    path, weights = keeper.checkpoints.directory / METRICS, digest_files({WEIGHTS: pack_weights(run.model)})[WEIGHTS]
-    resumed = keeper.resumed_from is not None  # a new run has drawn nothing
+    path, weights = directory.checkpoints.directory / METRICS, digest_files({WEIGHTS: pack_weights(run.model)})[WEIGHTS]
+    resumed = directory.resumed_from is not None  # a new run has drawn nothing
     before = _read(path) if resumed else None
-    if resumed and before is None and (released := _find_released(keeper.release, weights)) is not None:
+    if resumed and before is None and (released := _find_released(directory.release, weights)) is not None:
         return released
-    if before is not None and before["run"] == keeper.checkpoints.name:
+    if before is not None and before["run"] == directory.checkpoints.name:
         if before["weights"] == weights:
             found: dict[str, Any] = before["metrics"]
             return found
@@ -435,16 +418,20 @@ def _release_once(
     if resumed:
         _refuse_second_release(run, path)
     metrics = _draw(task, evaluation, release, secret)
-    _write(path, {"run": keeper.checkpoints.name, "weights": weights, "metrics": metrics})
+    _write(path, {"run": directory.checkpoints.name, "weights": weights, "metrics": metrics})
     return metrics
 
 
-def check_figures_kept(run: Run, keeper: RunDirectory) -> None:
+def check_metrics_kept(run: Run, directory: RunDirectory) -> None:
     """Raise `ResumeError` before a resumed run takes a step if it has released noisy metrics that are missing."""
-    if keeper.checkpoints is None or keeper.resumed_from is None or all(r.name != NAME for r in run.plan.beside):
+    if (
+        directory.checkpoints is None
+        or directory.resumed_from is None
+        or all(r.name != NAME for r in run.plan.composed)
+    ):
         return
-    path = keeper.checkpoints.directory / METRICS
-    if not path.exists() and (keeper.release is None or not (keeper.release / CARD).is_file()):
+    path = directory.checkpoints.directory / METRICS
+    if not path.exists() and (directory.release is None or not (directory.release / CARD).is_file()):
         _refuse_second_release(run, path)
 
 
@@ -484,11 +471,11 @@ def describe_counts(counts: Counts, noise: CountNoise, classes: tuple[str, ...],
     ``rows`` is the number of rows if that is public, or of units if each counts 1. The accuracy is a sum over the
     diagonal, so it has the noise of that many cells."""
     matrix, each_bin = noise_stds(noise.sigma, noise.adjacency, counts.histograms.shape[1])
-    figures = from_counts(counts, rows=rows)
+    metrics = from_counts(counts, rows=rows)
     return {
         "classes": list(classes),
-        "figures": figures.to_json(),
-        "accuracy_std": matrix * math.sqrt(len(classes)) / figures.rows,
+        "figures": metrics.to_json(),
+        "accuracy_std": matrix * math.sqrt(len(classes)) / metrics.rows,
         "noisy_confusion": counts.confusion.tolist(),
         "noisy_histograms": counts.histograms.tolist(),
         "noise_std": {"confusion": matrix, "histograms": each_bin},
@@ -502,13 +489,13 @@ def list_lines(result: dict[str, Any], took: str) -> list[str]:
         if result["test_mae"] is None:
             return [f"{DIVERGED}  {took}"]
         r2 = "R² does not exist" if result["test_r2"] is None else f"R² {result['test_r2']:.3f}"
-        told = f"test MAE {result['test_mae']:.4g}, RMSE {result['test_rmse']:.4g}, {r2}  {took}"
-        return [told, *([NO_USE] if (result["test_r2"] or 0.0) < 0 else [])]
+        message = f"test MAE {result['test_mae']:.4g}, RMSE {result['test_rmse']:.4g}, {r2}  {took}"
+        return [message, *([NO_USE] if (result["test_r2"] or 0.0) < 0 else [])]
     if "test_accuracy" not in result:
         return [f"test loss {math.nan if result['test_loss'] is None else result['test_loss']:.4f}  {took}"]
     if result["test_log_loss"] is None:
         return [f"{DIVERGED}  {took}", *_list_noisy(result)]
-    lines = [f"test accuracy {100 * result['test_accuracy']:.2f} %  {took}", _tell_others(result)]
+    lines = [f"test accuracy {100 * result['test_accuracy']:.2f} %  {took}", _describe_others(result)]
     low = sorted((r, name) for name, r in result["test_recall"].items() if r is not None)[:FEW]
     lines.append("lowest recall: " + ", ".join(f"{100 * recall:.1f} % of '{name}'" for recall, name in low))
     lines += _list_noisy(result)
@@ -516,7 +503,7 @@ def list_lines(result: dict[str, Any], took: str) -> list[str]:
     return [*lines, result["verdict"]] if useless else lines
 
 
-def _tell_others(result: dict[str, Any]) -> str:
+def _describe_others(result: dict[str, Any]) -> str:
     auc = "does not exist" if result["test_auc"] is None else f"{result['test_auc']:.3f}"
     return (
         f"always the commonest class {100 * result['test_commonest_accuracy']:.2f} %, balanced accuracy "
@@ -529,12 +516,12 @@ def _list_noisy(result: dict[str, Any]) -> list[str]:
     metrics = result.get("private_metrics")
     if not metrics:
         return []
-    figures = metrics["figures"]
-    told = (
-        f"released with noise: accuracy {100 * figures['accuracy']:.1f} % ± {100 * metrics['accuracy_std']:.1f} % (a "
-        f"standard deviation of the noise), always the commonest class {100 * figures['commonest']:.1f} %"
+    metrics = metrics["figures"]
+    message = (
+        f"released with noise: accuracy {100 * metrics['accuracy']:.1f} % ± {100 * metrics['accuracy_std']:.1f} % (a "
+        f"standard deviation of the noise), always the commonest class {100 * metrics['commonest']:.1f} %"
     )
-    return [f"{told}; {metrics['weighed']}" if "weighed" in metrics else told]
+    return [f"{message}; {metrics['weighed']}" if "weighed" in metrics else message]
 
 
 def _write(path: Path, value: Any) -> None:
@@ -575,7 +562,7 @@ def plan_before(
     share = None
     if task.pending_classes is not None:
         share = CLASS_SHARE if given.private_classes is None else given.private_classes
-        if isinstance(plan.query, NeedsPreparation):
+        if plan.trains_on is not None:
             raise NotProvenError(
                 f"method '{plan.method}' needs the classes before anything is released: name them in a schema (classes "
                 "= […]), or declare them public (--public classes)"
@@ -589,26 +576,26 @@ def plan_before(
         class_share=share,
         units=task.whose,
     )
-    both = replace(plan, beside=(*plan.beside, *(part.beside for part in parts)))
+    both = replace(plan, composed=(*plan.composed, *(part.composed for part in parts)))
     return both if total is None else both.with_epsilon(total), parts
 
 
 def release_before(
-    run: Run, task: Problem, parts: Sequence[DataRelease], keeper: RunDirectory
+    run: Run, task: Problem, parts: Sequence[DataRelease], directory: RunDirectory
 ) -> tuple[Problem, dict[str, dict[str, Any]]]:
     """Charge and make the releases, or read them when the run is resumed; the problem with them, and the answer."""
     if not parts:
         return task, {}
-    folder = None if keeper.checkpoints is None else keeper.checkpoints.directory
+    folder = None if directory.checkpoints is None else directory.checkpoints.directory
     values = release_first(run.ranks, lambda: make_releases(run, parts, folder))
-    task, told = take_releases(task, run, values)
-    if "private_classes" in told:
-        say(f"{len(told['private_classes'])} classes, released with noise: {', '.join(told['private_classes'])}")
-    for name, (low, high) in told.get("private_ranges", {}).items():
+    task, message = take_releases(task, run, values)
+    if "private_classes" in message:
+        say(f"{len(message['private_classes'])} classes, released with noise: {', '.join(message['private_classes'])}")
+    for name, (low, high) in message.get("private_ranges", {}).items():
         say(f"column '{name}': range {low:.4g} … {high:.4g}, released with noise")
-    for name, weight in told.get("private_class_weights", {}).items():
+    for name, weight in message.get("private_class_weights", {}).items():
         say(f"class '{name}': weight {weight:.3g}, by a count released with noise")
-    return task, told
+    return task, message
 
 
 MOST_SEED = 2**63  # torch's limit
@@ -756,8 +743,8 @@ def train(given: Training) -> None:
     check_out(given, data=given.data, private=given.method != "sgd")
     check_delta_range(given.delta, accepted=given.accept_delta or given.method == "sgd")
     with join(given.device) as ranks, ExitStack() as stack:
-        keeper = open_kept(stack, ranks, given)
-        if (answer := on_rank_zero(ranks, lambda: keeper.recall_finished(write_settings(given)))) is not None:
+        directory = open_kept(stack, ranks, given)
+        if (answer := on_rank_zero(ranks, lambda: directory.read_finished(write_settings(given)))) is not None:
             try:
                 _answer(answer, given)
             except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -766,16 +753,16 @@ def train(given: Training) -> None:
         task = t.load_task(_with_own_data(given))
         losses = t.with_views(task, given.augment, given.views)
         given = fit_batch(apply_table_defaults(given, task), task.examples)
-        plan, parts, candidates = _plan(given, task, keeper)
+        plan, parts, candidates = _plan(given, task, directory)
         read_stop(given.stop, plan)
         task = sanitise_task(task, plan, given)
-        if plan.private:
+        if plan.has_guarantee:
             check_delta(given.delta, plan.sampler.examples, accepted=given.accept_delta)
         with seeded(given.seed):
             network = task.model().to(find_device(given.device))
         if given.fit_budget and not given.resumed:
-            given = _fit_budget(given, task, keeper, network, ranks)
-            plan, parts, candidates = _plan(given, task, keeper)
+            given = _fit_budget(given, task, directory, network, ranks)
+            plan, parts, candidates = _plan(given, task, directory)
         run = plan.start(
             network,
             losses,
@@ -787,23 +774,26 @@ def train(given: Training) -> None:
             ranks=ranks,
             noise_shards=given.noise_shards,
         )
-        on_rank_zero(ranks, lambda: keeper.check_release(run, task.describe(), given.dataset or task.name))
+        on_rank_zero(ranks, lambda: directory.check_release(run, task.describe(), given.dataset or task.name))
         try:
-            attach_first(ranks, keeper, run, write_settings(given))
-            task, told = release_before(run, task, parts, keeper)
-            result = _train_and_measure(task, run, keeper, given, told)
+            attach_first(ranks, directory, run, write_settings(given))
+            task, message = release_before(run, task, parts, directory)
+            result = _train_and_measure(task, run, directory, given, message)
             if result is None:
                 return
             result |= {"candidates": list_candidates(candidates)} if candidates else {}
-            keeper.finish(result, keep_secret=given.keep_secret)
+            directory.finish(result, keep_secret=given.keep_secret)
         except HushError:
-            keeper.forget_unless_begun(run)
+            directory.forget_unless_begun(run)
             raise
         except OSError as error:
-            say(f"stopped at step {run.next} of {plan.steps}: {explain_os_error(error)}; {keeper.how_to_go_on(run)}")
+            say(
+                f"stopped at step {run.next} of {plan.steps}: {explain_os_error(error)}; "
+                f"{directory.describe_resume(run)}"
+            )
             raise typer.Exit(1) from error
     _answer(result, given)
-    if plan.private:
+    if plan.has_guarantee:
         warn_not_saved(given)
 
 
@@ -811,7 +801,7 @@ def _answer(result: dict[str, Any], given: Training) -> None:
     if given.as_json:
         show_json(result)
     else:
-        _tell(result)
+        _notify(result)
 
 
 def _with_own_data(given: Training) -> Training:
@@ -823,7 +813,7 @@ def _with_own_data(given: Training) -> Training:
 
 
 def _plan(
-    given: Training, task: Problem, keeper: RunDirectory, *, quiet: bool = False
+    given: Training, task: Problem, directory: RunDirectory, *, quiet: bool = False
 ) -> tuple[Plan, tuple[DataRelease, ...], tuple[Candidate, ...]]:
     """The plan for the task, its releases before training, and the candidates that `--method auto` chose from."""
     chosen = read_method_options(given.method, given.settings, lr=given.lr, clip=given.clip, clip_mode=given.clip_mode)
@@ -835,7 +825,7 @@ def _plan(
         raise InvalidInputError(
             "automatic clipping divides every gradient by its norm, which undoes --class-weights: use plain"
         )
-    with delayed_status(f"computing the noise of {given.method}"), keeper.keep_matrices():
+    with delayed_status(f"computing the noise of {given.method}"), directory.keep_matrices():
         others = given.private_metrics is not None or asks_for_releases(given) or task.pending_classes is not None
         plan = make_plan(given.method, setting, calibrate=not others, **chosen)
         plan, parts = plan_before(plan, task, given, setting.epsilon)
@@ -845,7 +835,7 @@ def _plan(
 
 
 def _fit_budget(
-    given: Training, task: Problem, keeper: RunDirectory, network: nn.Module, ranks: ProcessGroup
+    given: Training, task: Problem, directory: RunDirectory, network: nn.Module, ranks: ProcessGroup
 ) -> Training:
     """The options with the largest ε, up to the requested one, that fits the ledger's budget."""
     asked = default_epsilon(given).epsilon
@@ -854,7 +844,7 @@ def _fit_budget(
 
     def fit() -> float:
         return fit_budget(
-            lambda epsilon: _plan(replace(given, epsilon=epsilon), task, keeper, quiet=True)[0],
+            lambda epsilon: _plan(replace(given, epsilon=epsilon), task, directory, quiet=True)[0],
             asked,
             Ledger(given.ledger or ""),
             DATASET if given.dataset is None else given.dataset,
@@ -869,13 +859,13 @@ def _fit_budget(
 
 
 def _train_and_measure(
-    task: Problem, run: Run, keeper: RunDirectory, given: Training, before: dict[str, Any]
+    task: Problem, run: Run, directory: RunDirectory, given: Training, before: dict[str, Any]
 ) -> dict[str, Any] | None:
     """Train, then evaluate, release and answer on process 0."""
-    on_rank_zero(run.ranks, lambda: check_figures_kept(run, keeper))
-    watch = begin_watch(given.stop, run, given.batch_size, keeper.checkpoints)
+    on_rank_zero(run.ranks, lambda: check_metrics_kept(run, directory))
+    watch = begin_watch(given.stop, run, given.batch_size, directory.checkpoints)
     started = time.perf_counter()
-    take_all(task.name, run, keeper, watch, every=given.checkpoint_every, quiet=given.as_json)
+    take_all(task.name, run, directory, watch, every=given.checkpoint_every, quiet=given.as_json)
     seconds = time.perf_counter() - started
     if run.ranks.rank:
         return None
@@ -883,14 +873,15 @@ def _train_and_measure(
     model = task.trim(run.model) if "private_classes" in before else run.model
     evaluation = evaluate_problem(model, task)
     measured = make_fields(evaluation, task)
-    keep_figures(keeper, measured)
-    keep_notes(keeper, task)
-    ended = {} if (stop := watch.tell(run.plan, run.next)) is None else {"stopped": stop}
-    released = choose_released(run, task, evaluation, keeper, public=given.public_test, fields=measured)
-    if keeper.release is not None:
-        named, told = given.dataset or task.name, {**before, **released, **ended, **keeper.total_for_card()}
-        how: dict[str, Any] = {"overwrite": keeper.replaces, "dataset": named, "figures": told, "model": model}
-        run.release(keeper.release, description=task.describe(), **how)
+    save_metrics(directory, measured)
+    save_notes(directory, task)
+    stop = None if watch is None else watch.describe(run.plan, run.next)
+    ended = {} if stop is None else {"stopped": stop}
+    released = choose_released(run, task, evaluation, directory, public=given.public_test, fields=measured)
+    if directory.release is not None:
+        named, message = given.dataset or task.name, {**before, **released, **ended, **directory.total_for_card()}
+        how: dict[str, Any] = {"overwrite": directory.replaces, "dataset": named, "metrics": message, "model": model}
+        run.release(directory.release, description=task.describe(), **how)
     guarantee = run.guarantee
     return {
         "problem": task.name,
@@ -900,30 +891,30 @@ def _train_and_measure(
         "unit": guarantee.unit,
         "status": guarantee.status,
         "protects": guarantee.protects,
-        "noise_multiplier": run.plan.sigma if run.plan.private else 0.0,
+        "noise_multiplier": run.plan.sigma if run.plan.has_guarantee else 0.0,
         "steps": run.plan.steps,
         **measured,
         **{name: value for name, value in released.items() if name == "private_metrics"},
         **before,
         **ended,
         "seconds": round(seconds, 3),
-        "out": None if keeper.out is None else str(keeper.out),
-        "release": None if keeper.release is None else str(keeper.release),
-        "resumed_from": keeper.resumed_from,
+        "out": None if directory.out is None else str(directory.out),
+        "release": None if directory.release is None else str(directory.release),
+        "resumed_from": directory.resumed_from,
         "taken_again": [[attempt.start + 1, attempt.taken] for attempt in run.history.again],
-        "ledger": keeper.sum_up_ledger(),
+        "ledger": directory.summarize_ledger(),
         "sentence": guarantee.sentence(),
         "statement": str(guarantee),
     }
 
 
-def _tell(result: dict[str, Any]) -> None:
+def _notify(result: dict[str, Any]) -> None:
     stop = result.get("stopped")
     steps = f"{stop['steps']} of {result['steps']}" if stop else f"{result['steps']}"
     for line in list_lines(result, f"({steps} steps, {result['seconds']:.1f} s)"):
         show(line)
     if stop:
-        show(tell_stop(stop))
+        show(describe_stop(stop))
     show_text(result["statement"])
     if result["ledger"]:
         show(result["ledger"]["sentence"])

@@ -88,7 +88,7 @@ class Made:
     """A trained trial and what may be published about it."""
 
     run: Run
-    figures: dict[str, Any]
+    metrics: dict[str, Any]
 
 
 def _note_open(given: Given) -> Given:
@@ -207,8 +207,8 @@ def _make_plan(given: Tuning, task: Problem, candidate: Candidate) -> Plan:
 def _judge(given: Tuning, task: Problem, run: Run) -> tuple[float, Made]:
     evaluation = evaluate_problem(run.model, task)
     fields = make_fields(evaluation, task)
-    told = choose_released(run, task, evaluation, RunDirectory(None, False), public=given.public_test, fields=fields)
-    return _score(told), Made(run, told)
+    outcome = choose_released(run, task, evaluation, RunDirectory(None, False), public=given.public_test, fields=fields)
+    return _score(outcome), Made(run, outcome)
 
 
 def _start(given: Tuning, task: Problem, losses: Any, network: nn.Module, plan: Plan) -> Run:
@@ -223,12 +223,12 @@ def _start(given: Tuning, task: Problem, losses: Any, network: nn.Module, plan: 
     )
 
 
-def _score(told: dict[str, Any]) -> float:
+def _score(outcome: dict[str, Any]) -> float:
     """Accuracy, or negative loss: exact on public rows, from noisy counts on private ones."""
-    if "private_metrics" in told:
-        return float(told["private_metrics"]["figures"]["accuracy"])
-    figures = told["test_figures"]
-    accuracy, loss = figures.get("test_accuracy"), figures.get("test_loss")
+    if "private_metrics" in outcome:
+        return float(outcome["private_metrics"]["figures"]["accuracy"])
+    metrics = outcome["test_figures"]
+    accuracy, loss = metrics.get("test_accuracy"), metrics.get("test_loss")
     return float(accuracy) if accuracy is not None else -float(loss)
 
 
@@ -252,7 +252,7 @@ def _answer(given: Tuning, task: Problem, plan: Plan, winner: Winner[Made]) -> N
         "shape": given.shape,
         "noise_multiplier": plan.sigma,
         "steps": plan.steps,
-        **winner.made.figures,
+        **winner.made.metrics,
         "out": None if given.out is None else str(given.out),
         "release": None if released is None else str(released),
         "sentence": guarantee.sentence(),
@@ -271,6 +271,6 @@ def _answer(given: Tuning, task: Problem, plan: Plan, winner: Winner[Made]) -> N
 def _release(given: Tuning, task: Problem, run: Run, winner: Winner[Made]) -> Path | None:
     if given.out is None:
         return None
-    told = {**winner.made.figures, "chosen": {"parameters": winner.candidate, "score": winner.score}}
+    outcome = {**winner.made.metrics, "chosen": {"parameters": winner.candidate, "score": winner.score}}
     named = given.dataset or task.name
-    return run.release(given.out / RELEASE, description=task.describe(), dataset=named, figures=told)
+    return run.release(given.out / RELEASE, description=task.describe(), dataset=named, metrics=outcome)

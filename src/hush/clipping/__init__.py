@@ -11,16 +11,13 @@ In scope: clipping rules and other aggregates with bounded sensitivity. Computin
 
 from hush.clipping.adaptive import Adaptive, Quantile
 from hush.clipping.base import (
-    ADDED,
     PLAIN_SUM,
     Channel,
     Claim,
     HasHiddenState,
-    NeedsPreparation,
     PlainSumProof,
     Proof,
     Query,
-    Start,
 )
 from hush.clipping.clipped import ClipMode, ClippedSum, Clipping, clip_factors, total_norms
 from hush.clipping.error_feedback import ErrorFeedback
@@ -28,7 +25,6 @@ from hush.clipping.two_point import TwoPoint
 from hush.clipping.unclipped import PlainSum
 
 __all__ = [
-    "ADDED",
     "PLAIN_SUM",
     "Adaptive",
     "Channel",
@@ -38,13 +34,11 @@ __all__ = [
     "Clipping",
     "ErrorFeedback",
     "HasHiddenState",
-    "NeedsPreparation",
     "PlainSum",
     "PlainSumProof",
     "Proof",
     "Quantile",
     "Query",
-    "Start",
     "TwoPoint",
     "clip_factors",
     "total_norms",

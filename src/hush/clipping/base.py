@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -11,23 +11,16 @@ from torch import nn
 from hush._internal.tensors import Losses, Named, State, Sums
 from hush.accounting.accountant import Adjacency
 from hush.accounting.guarantee import Protects, Status
-from hush.data_source import Source
 from hush.noise.base import NoisyGradient
-from hush.randomness import Secret
 from hush.sampling import Participation
 
-Proof = Literal["sum", "hidden-state", "none", "rows", "coins", "released"]
+Proof = Literal["sum", "hidden-state", "none"]
 """The kind of proof of a channel:
 
 - ``sum``: a plain sum over the examples of a step;
 - ``hidden-state``: a sum that a private state influences; the query makes its own claims;
-- ``none``: no proof;
-- ``rows``: single records that the query releases with noise (`hush.sanitize`): part of the budget, not of the sums;
-- ``coins``: single records released by coins of exact probabilities (randomised response), so without noise tails;
-- ``released``: computed from released rows and public values alone; it needs no bound and gets no noise.
+- ``none``: no bound, no noise and no proof: ordinary training, also on released values (`hush.data_release`).
 """
-
-ADDED: tuple[Proof, ...] = ("sum", "hidden-state")  # kinds of channels to whose sums a run adds noise
 
 
 @dataclass(frozen=True)
@@ -108,45 +101,7 @@ class Query(Protocol):
         self, participation: Participation, noise_std: Mapping[str, float], steps: int
     ) -> tuple[Claim, ...] | PlainSumProof:
         """`PLAIN_SUM` if all channels are plain sums; else every claim about the first ``steps`` steps with this noise
-        on each channel's sum (error feedback, released rows). Empty if nothing is claimed."""
-        ...
-
-
-@dataclass(frozen=True)
-class Start:
-    """The arguments of `NeedsPreparation.prepare`. ``secret()`` returns the run's current secret; ``noise_std`` is the
-    noise on each channel's sum."""
-
-    model: nn.Module
-    losses: Losses
-    source: Source
-    secret: Callable[[], Secret]
-    noise_std: Mapping[str, float]
-
-
-@runtime_checkable
-class NeedsPreparation(Protocol):
-    """A query that needs the model and the data before a run starts: one that releases rows (`hush.sanitize`)."""
-
-    def prepare(self, start: Start) -> tuple[Query, Source]:
-        """The query for this model, and the data source that replaces the run's. Nothing is released before the first
-        step, so a ledger is charged first."""
-        ...
-
-    def make_ready(self, step: int) -> None:
-        """Called before a ledger is charged for this step: what can fail without a release should fail here."""
-        ...
-
-    def recall(self, public: State) -> None:
-        """Called when a run resumes from this public state: restore the model accordingly."""
-        ...
-
-    def count_numbers(self, model: nn.Module, source: Source) -> int:
-        """The number of values of one record in one release."""
-        ...
-
-    def count_releases(self, participation: Participation, steps: int) -> int:
-        """The maximum number of releases of one record in ``steps`` steps."""
+        on each channel's sum (error feedback). Empty if nothing is claimed."""
         ...
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from hush.datasets.registry import Archive, Dataset, File, Folder, read_files
 from hush.datasets.splits import Split
 from hush.errors import InvalidInputError
-from hush.tabular.columns import Column
+from hush.tabular.columns import Category, Column, Ignored, Number
 from hush.tabular.schema import Schema
 
 ADULT = Dataset(
@@ -57,7 +57,7 @@ def parse_names(text: str) -> Schema:
     columns = [
         _column(name.strip(), facts.strip().rstrip(".")) for name, facts in (line.split(":", 1) for line in lines)
     ]
-    return Schema((*columns, Column(TARGET, "category", values=CLASSES)), TARGET, CLASSES)
+    return Schema((*columns, Category(TARGET, values=CLASSES)), TARGET, CLASSES)
 
 
 def parse_rows(content: bytes, schema: Schema, name: str = "the file") -> tuple[Tensor, Tensor]:
@@ -76,15 +76,15 @@ def parse_rows(content: bytes, schema: Schema, name: str = "the file") -> tuple[
         label = row[TARGET].rstrip(".")
         if label not in CLASSES:
             raise InvalidInputError(f"line {number} of {name} has a label that is not {' or '.join(CLASSES)}")
-        rows.append([float(row[c.name]) if c.kind == "number" else float(c.code(row[c.name])) for c in schema.features])
+        rows.append([float(c.code(row[c.name]) if isinstance(c, Category) else row[c.name]) for c in schema.features])
         labels.append(CLASSES.index(label))
     return torch.tensor(rows, dtype=torch.float32), torch.tensor(labels)
 
 
 def _column(name: str, facts: str) -> Column:
     if name in UNUSED:
-        return Column(name, "ignore")
+        return Ignored(name)
     if facts == "continuous":
         low, high = RANGES[name]
-        return Column(name, "number", low, high)
-    return Column(name, "category", values=tuple(value.strip() for value in facts.split(",")))
+        return Number(name, low, high)
+    return Category(name, values=tuple(value.strip() for value in facts.split(",")))

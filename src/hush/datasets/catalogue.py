@@ -15,14 +15,14 @@ from torch import nn
 from hush._internal.imports import call_factory
 from hush._internal.tensors import Losses
 from hush.datasets import adult, cifar, digits, mnist
-from hush.datasets.models import Encoder, build_shipped, shipped, vae_losses
-from hush.datasets.problem import Metric, Problem, cross_entropy, hold_out_validation
+from hush.datasets.models import build_shipped, shipped, vae_losses
+from hush.datasets.problem import LayerPlace, Metric, Problem, cross_entropy, hold_out_validation
 from hush.datasets.registry import Dataset
 from hush.datasets.scattering import scatter
 from hush.datasets.splits import Split, as_arrays, find_shape
 from hush.errors import InvalidInputError, nearest
 from hush.release.description import Architecture, Inputs
-from hush.sanitize.problem import LayerPlace, insert_layer
+from hush.tabular.columns import Encoder
 
 # The built-in problems, as two tables: the data, and the models that are trained on them.
 #
@@ -87,7 +87,11 @@ class Listing:
     def load(self, *, seed: int, validation: float, data_dir: Path | None) -> Problem:
         """The problem, with its data read and a validation part of its training rows when asked for."""
         plain = self._load_plain(seed, validation, data_dir)
-        return plain if self.layer is None else insert_layer(plain, self.layer, frozen=self.frozen)
+        if self.layer is None:
+            return plain
+        from hush.sanitize.problem import insert_layer  # which only these problems need
+
+        return insert_layer(plain, self.layer, frozen=self.frozen)
 
     def _load_plain(self, seed: int, validation: float, data_dir: Path | None) -> Problem:
         split = self.data.load(data_dir)

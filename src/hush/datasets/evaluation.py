@@ -23,13 +23,20 @@ from hush._internal.validate import choice, positive_int
 from hush.data_source import as_source
 from hush.datasets.problem import Problem, to_units
 from hush.errors import InvalidInputError
-from hush.statistics.metrics import Figures, ValueFigures, Vector, count_confusion, judge_classes, judge_values
+from hush.statistics.metrics import (
+    ClassificationMetrics,
+    RegressionMetrics,
+    Vector,
+    count_confusion,
+    judge_classes,
+    judge_values,
+)
 
 BATCH = 250  # larger ones leave the cache: 1.94 s of CPU against 1.51 for P1's 10 000 test images
 
 
 @dataclass(frozen=True)
-class ClassFigures:
+class ClassMetrics:
     """One class: how many examples have it, and precision, recall and F1 of predicting it (0 where undefined)."""
 
     name: str
@@ -49,13 +56,13 @@ class Evaluation:
     seconds: float
     accuracy: float | None = None
     confusion: tuple[tuple[int, ...], ...] | None = None
-    per_class: tuple[ClassFigures, ...] | None = None
-    values: ValueFigures | None = None
+    per_class: tuple[ClassMetrics, ...] | None = None
+    values: RegressionMetrics | None = None
     probabilities: Vector | None = field(default=None, repr=False, compare=False)  # a row an example
     labels: NDArray[np.int64] | None = field(default=None, repr=False, compare=False)
 
     @cached_property
-    def figures(self) -> Figures | None:
+    def metrics(self) -> ClassificationMetrics | None:
         """All figures of classes (`hush.statistics.metrics`)."""
         if self.probabilities is None or self.labels is None:
             return None
@@ -69,7 +76,7 @@ class Evaluation:
             "seconds": self.seconds,
             "accuracy": self.accuracy,
             "confusion": None if self.confusion is None else [list(row) for row in self.confusion],
-            "per_class": None if self.per_class is None else [vars(figures) for figures in self.per_class],
+            "per_class": None if self.per_class is None else [vars(metrics) for metrics in self.per_class],
             "values": None if self.values is None else vars(self.values),
         }
 
@@ -106,13 +113,13 @@ def evaluate(
             if classes is not None or target_range is not None:
                 found.append(_check_width(outputs[-1], classes or 1).double().cpu())
                 truth.append(content[-1].cpu())
-    figures: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     if classes is not None:
-        figures = _judge_scores(torch.cat(found), torch.cat(truth), class_names)
+        metrics = _judge_scores(torch.cat(found), torch.cat(truth), class_names)
     elif target_range is not None:
         ends = [to_units(torch.cat(part).double().reshape(-1), target_range) for part in (found, truth)]
-        figures = {"values": _judge_numbers(*ends)}
-    return Evaluation(len(source), total / len(source), seconds, **figures)
+        metrics = {"values": _judge_numbers(*ends)}
+    return Evaluation(len(source), total / len(source), seconds, **metrics)
 
 
 def evaluate_problem(
@@ -149,7 +156,7 @@ def _judge_scores(scores: Tensor, labels: Tensor, names: tuple[str, ...] | None)
     confusion = count_confusion(shares.numpy(), labels.numpy())
     right, actual, predicted = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
     per_class = tuple(
-        ClassFigures(
+        ClassMetrics(
             str(i) if names is None else names[i],
             int(actual[i]),
             _divide(right[i], predicted[i]),
@@ -167,7 +174,7 @@ def _judge_scores(scores: Tensor, labels: Tensor, names: tuple[str, ...] | None)
     }
 
 
-def _judge_numbers(found: Tensor, truth: Tensor) -> ValueFigures | None:
+def _judge_numbers(found: Tensor, truth: Tensor) -> RegressionMetrics | None:
     """None where the model gives numbers that are not finite: training has diverged."""
     return judge_values(found.numpy(), truth.numpy()) if bool(torch.isfinite(found).all()) else None
 

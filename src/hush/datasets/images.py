@@ -22,8 +22,8 @@ from hush._internal.storage import explain
 from hush._internal.validate import positive_int
 from hush.datasets.splits import Arrays
 from hush.errors import InvalidInputError, MissingDependencyError
+from hush.tabular.columns.category import MOST_CLASSES
 from hush.tabular.inspect import NUMBERS
-from hush.tabular.schema import MOST_CLASSES
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 SUSPECT = 1 << 28  # bytes from which on an array that was packed a hundredfold is not unpacked

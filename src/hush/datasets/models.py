@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hush._internal import validate
 from hush._internal.validate import choice, positive_int
 from hush.errors import InvalidInputError, nearest
 from hush.release.description import Architecture
-from hush.sanitize.layer import Sanitize, build_funnel, insert
-from hush.tabular.columns import LARGEST, WAVES, Column, Dates, find_stand_in
 
 GROUPS = 16  # of ResNet-18's GroupNorm
 LATENT = 32  # numbers that the autoencoder keeps of an image
@@ -78,59 +77,6 @@ class Single(nn.Module):
         return features.float()
 
 
-class Encoder(nn.Module):
-    """The first layer of a model on a table: (n, columns) of numbers and category codes to (n, width).
-
-    It encodes by public facts only and row by row, as ``hush.tabular.schema`` describes, and has no parameters. It is
-    part of the model, so that the released model takes the columns as they are and memory holds them once."""
-
-    def __init__(self, columns: Sequence[Column]) -> None:
-        super().__init__()
-        self.width = sum(column.width for column in columns)
-        ranged = [i for i, c in enumerate(columns) if c.kind == "number" and c.low is not None]
-        free = [i for i, c in enumerate(columns) if c.has_waves]
-        self._keep("ranged", torch.tensor(ranged, dtype=torch.long))
-        self._keep("low", torch.tensor([columns[i].low for i in ranged], dtype=torch.float32))
-        self._keep("high", torch.tensor([columns[i].high for i in ranged], dtype=torch.float32))
-        self._keep("free", torch.tensor(free, dtype=torch.long))
-        self._cuts = any(columns[i].low is not None for i in free)
-        if self._cuts:  # columns without it keep the tensors that they have always had, which checkpoints hold
-            most = torch.finfo(torch.float32).max
-            ends = [(c.low, c.high) if c.low is not None else (-most, most) for c in (columns[i] for i in free)]
-            self._keep("cut_low", torch.tensor([low for low, _ in ends], dtype=torch.float32))
-            self._keep("cut_high", torch.tensor([high for _, high in ends], dtype=torch.float32))
-        self._keep("waves", torch.tensor(WAVES))
-        slots = [(i, s) for i, c in enumerate(columns) if c.kind == "category" for s in range(c.width)]
-        self._keep("slot_column", torch.tensor([i for i, _ in slots], dtype=torch.long))
-        self._keep("slot", torch.tensor([float(s) for _, s in slots]))
-        self._keep("flags", torch.tensor([i for i, c in enumerate(columns) if c.kind == "flag"], dtype=torch.long))
-        self._keep("tells", torch.tensor([c.tells_missing for c in columns], dtype=torch.bool))
-        self._keep("told", torch.tensor([i for i, c in enumerate(columns) if c.tells_missing], dtype=torch.long))
-        stand_in = [find_stand_in(c) if c.tells_missing else 0.0 for c in columns]
-        self._keep("stand_in", torch.tensor(stand_in, dtype=torch.float32))
-        self.dates = Dates(columns)
-
-    def _keep(self, name: str, value: Tensor) -> None:
-        self.register_buffer(name, value, persistent=False)
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """The inputs: ranged numbers, the fixed functions of all that have them, category slots, flags, dates, and
-        whether a value is missing."""
-        gaps = (rows[:, self.get_buffer("told")] < -LARGEST).to(rows.dtype)
-        rows = torch.where(self.get_buffer("tells") & (rows < -LARGEST), self.get_buffer("stand_in"), rows)
-        low, high = self.get_buffer("low"), self.get_buffer("high")
-        ranged = rows[:, self.get_buffer("ranged")]
-        ranged = 2 * (torch.minimum(torch.maximum(ranged, low), high) - low) / (high - low) - 1
-        free = rows[:, self.get_buffer("free")]
-        if self._cuts:
-            free = torch.minimum(torch.maximum(free, self.get_buffer("cut_low")), self.get_buffer("cut_high"))
-        waves = (torch.asinh(10 * free).unsqueeze(2) * self.get_buffer("waves")).flatten(1)
-        slots = (rows[:, self.get_buffer("slot_column")] == self.get_buffer("slot")).to(rows.dtype)
-        numbers = [ranged, torch.asinh(free) / 4, torch.tanh(free), waves.sin(), waves.cos()]
-        flags = 2 * rows[:, self.get_buffer("flags")] - 1
-        return torch.cat([*numbers, slots, flags, self.dates(rows), gaps], dim=1)
-
-
 def lenet5(shape: tuple[int, int, int] = (1, 28, 28), classes: int = 10) -> nn.Sequential:
     """LeNet-5 (LeCun et al., 1998) with ReLU and max-pooling, the first convolution padded: 61 706 parameters."""
     channels, height, width = shape
@@ -177,6 +123,17 @@ def _area_after(height: int, width: int, stages: list[tuple[int, int]], model: s
     if min(sides) < 1:
         raise InvalidInputError(f"images of {height}×{width} are too small for the model '{model}'")
     return sides[0] * sides[1]
+
+
+def build_funnel(inputs: int, width: int) -> list[nn.Module]:
+    """Linear layers ``inputs``-8n-4n-2n-n, each followed by a ReLU, down to the public ``width`` n.
+
+    The noise of a sanitisation layer has the standard deviation Cσ√n, so a narrow layer is a quiet one; the funnel lets
+    the network get there without throwing away most of what it knows in one step."""
+    validate.positive_int(inputs=inputs, width=width)
+    widths = [inputs, 8 * width, 4 * width, 2 * width, width]
+    pairs = zip(widths[:-1], widths[1:], strict=True)
+    return [layer for before, after in pairs for layer in (nn.Linear(before, after), nn.ReLU())]
 
 
 class Funnel(nn.Module):
@@ -331,6 +288,8 @@ def sanitized(
 ) -> nn.Module:
     """A shipped architecture with a sanitisation layer behind its module ``at``; a run gives the layer its noise, and
     without one it only clamps."""
+    from hush.sanitize.layer import Sanitize, insert  # which only these networks need
+
     layer = Sanitize(clip, 1.0, floor=0.0 if nonnegative else None, dropout=dropout)
     return insert(build_shipped(Architecture("shipped", inner, arguments)), at, layer)
 

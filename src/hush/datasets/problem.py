@@ -16,7 +16,7 @@ from hush.data_source import as_source
 from hush.datasets.splits import Owners, Rows, Split, hold_out, hold_out_units, pick
 from hush.errors import InvalidInputError
 from hush.release.description import STATE_ONLY, Architecture, Description, Inputs, describe_table
-from hush.tabular.encode import RowSubset
+from hush.tabular.rows import RowSubset
 from hush.tabular.schema import Schema
 
 Range = tuple[float, float]
@@ -61,7 +61,7 @@ class PendingClasses:
         """Before the release: no label is a class."""
         return cls(tuple(labels), torch.full((len(labels),), -1), torch.zeros(outputs, dtype=torch.bool), build)
 
-    def settle(self, classes: Sequence[str]) -> None:
+    def mark_updated(self, classes: Sequence[str]) -> None:
         """Give the first outputs to the classes that were released."""
         places = {name: place for place, name in enumerate(classes)}
         self.slots.copy_(torch.tensor([places.get(label, -1) for label in self.labels]))
@@ -151,7 +151,7 @@ class Problem:
         pending = self.pending_classes
         if pending is None:
             raise InvalidInputError(f"the classes of '{self.name}' are known: there are none to settle")
-        pending.settle(names)
+        pending.mark_updated(names)
         schema = None if self.schema is None else replace(self.schema, classes=tuple(names))
         architecture, model = pending.build(len(names), schema)
         held = None if self.validation is None else pending.keep_known(self.validation)
@@ -366,3 +366,18 @@ def make_regression(
         assumptions=assumptions,
         target_range=limits,
     )
+
+
+LAYER_WIDTH, LAYER_CLIP = 50, 0.5  # of a sanitisation layer by default
+
+
+@dataclass(frozen=True)
+class LayerPlace:
+    """Where a sanitisation layer goes (`hush.sanitize.problem`): its width and clip, and behind which module of the
+    problem's own network; without a name it stays where that network has one, and where it has none a small network of
+    that width takes its place."""
+
+    at: str | None = None
+    width: int | None = None
+    clip: float | None = None
+    nonnegative: bool = False

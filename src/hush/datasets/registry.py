@@ -10,6 +10,7 @@ import os
 import tarfile
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -47,6 +48,10 @@ class Folder:
     url: str
     suffix: str = ""
 
+    def address(self, file: File) -> str:
+        """Where the file is."""
+        return f"{self.url}{file.name}{self.suffix}"
+
 
 @dataclass(frozen=True)
 class Archive:
@@ -54,6 +59,10 @@ class Archive:
 
     url: str
     inside: str = ""
+
+    def address(self, file: File) -> str:
+        """Where the archive is."""
+        return self.url
 
 
 Mirror = Folder | Archive
@@ -86,6 +95,7 @@ class Dataset:
 # first bytes show. Its content must have the pinned SHA-256 before anything else reads it.
 
 SUFFIXES = ("", ".gz", ".xz")
+BROKEN = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)  # what a packed stream raises
 
 
 class ChecksumMismatch(InvalidInputError):
@@ -124,29 +134,23 @@ def is_present(path: Path) -> bool:
     return True
 
 
-def read_verified(path: Path, file: File, shown: str | None = None) -> bytes:
-    """The unpacked bytes of a file, after checking them against its pin; errors call it ``shown``, or by its path."""
-    name = shown or str(path)
+def read_verified(path: Path, file: File) -> bytes:
+    """The unpacked bytes of a file, after checking them against its pin."""
     try:
         with open_unpacked(path) as stream:
             content = stream.read(file.size + 1)
     except EOFError as error:
-        raise ChecksumMismatch(f"'{name}' is truncated: its packed stream ends early") from error
-    except (gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
-        raise ChecksumMismatch(f"'{name}' is altered: it does not unpack ({error})") from error
+        raise ChecksumMismatch(f"'{path}' is truncated: its packed stream ends early") from error
+    except BROKEN as error:
+        raise ChecksumMismatch(f"'{path}' is altered: it does not unpack ({error})") from error
     except OSError as error:
-        raise InvalidInputError(f"'{name}' cannot be read: {explain(error)}") from error
-    return verify_bytes(content, name, file)
-
-
-def verify_bytes(content: bytes, name: str, file: File) -> bytes:
-    """The same bytes, or an error that says how they differ from the official ones."""
+        raise InvalidInputError(f"'{path}' cannot be read: {explain(error)}") from error
     if len(content) < file.size:
-        raise ChecksumMismatch(f"'{name}' is truncated: {len(content)} of {file.size} bytes (unpacked)")
+        raise ChecksumMismatch(f"'{path}' is truncated: {len(content)} of {file.size} bytes (unpacked)")
     digest = hashlib.sha256(content).hexdigest()
     if digest != file.sha256:
         raise ChecksumMismatch(
-            f"'{name}' is altered: SHA-256 {digest[:12]}… where {file.sha256[:12]}… was expected (unpacked)"
+            f"'{path}' is altered: SHA-256 {digest[:12]}… where {file.sha256[:12]}… was expected (unpacked)"
         )
     return content
 
@@ -167,12 +171,6 @@ def open_unpacked(path: Path) -> Iterator[IO[bytes]]:
             yield raw
 
 
-def store(content: bytes, path: Path) -> None:
-    """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, content)
-
-
 def _environment(name: str) -> Path | None:
     value = os.environ.get(name)
     return Path(value) if value else None
@@ -180,10 +178,11 @@ def _environment(name: str) -> Path | None:
 
 # Downloads that may be interrupted: each mirror in turn, kept only if the bytes are right.
 #
-# pooch does the fetching, through a downloader that continues where an interrupted download stopped: what has arrived
-# stays in a partial file, and the rest is asked for by an HTTP range request (RFC 9110, section 14), tied to the
-# server's version of the file by If-Range where the server names one. A file enters the cache unpacked, and only after
-# its SHA-256 agrees with the pin; anything else is deleted.
+# The registry of pooch holds the pins: it checks what is in the cache, has `Unpacked` write what is missing to a
+# temporary file, and moves that into place only if its SHA-256 agrees. pooch's own processors unpack before anything is
+# checked and to paths that an archive names, so the members are read here. An interrupted download is continued: what
+# has arrived stays in a partial file, and the rest is asked for by an HTTP range request (RFC 9110, section 14), tied
+# to the server's version of the file by If-Range where the server names one.
 
 Progress = Callable[[str, int, int | None], None]
 """Called with (file, bytes so far, total bytes or None) during a download."""
@@ -201,104 +200,92 @@ class DownloadError(HushError):
 
 def fetch_missing(dataset: Dataset, missing: Sequence[File], cache: Path, progress: Progress) -> None:
     """Download these files of a dataset into ``cache``/name, unless another process has done so meanwhile."""
-    target = cache / dataset.name
+    target, wanted, complaints = cache / dataset.name, list(missing), Counter[str]()
     try:
         target.mkdir(parents=True, exist_ok=True)
         with file_lock(target, prove=False):  # two downloads at once spoil nothing that the checksum lets through
-            _fetch_from_mirrors(dataset, missing, target, progress)
-    except requests.exceptions.RequestException as error:
-        raise DownloadError(f"the download of {dataset.name} failed: {_complaint(error)}") from error
+            for mirror in dataset.mirrors:
+                wanted = _fetch_from(mirror, wanted, target, progress, complaints)
     except OSError as error:
         raise InvalidInputError(f"the cache '{cache}' cannot be used: {explain(error)}") from error
-
-
-def _fetch_from_mirrors(dataset: Dataset, missing: Sequence[File], target: Path, progress: Progress) -> None:
-    wanted = [file for file in missing if not (target / file.name).exists()]
-    complaints: dict[str, int] = {}
-    for mirror in dataset.mirrors:
-        for url, inside, expected in _addresses(mirror, wanted):
-            try:
-                for file, content in _download(url, expected, inside, target, progress):
-                    store(content, target / file.name)
-                    wanted.remove(file)
-            except (ChecksumMismatch, requests.exceptions.RequestException) as error:
-                complaint = _complaint(error)
-                complaints[complaint] = complaints.get(complaint, 0) + 1
     if wanted:
-        why = ", ".join(sorted(complaints, key=lambda text: -complaints[text]))
+        why = ", ".join(complaint for complaint, _ in complaints.most_common())
         raise DownloadError(
             f"no mirror of {dataset.name} delivered {', '.join(file.name for file in wanted)} ({why}): try again later,"
             " or put the files into a folder and name it by HUSH_DATA"
         )
 
 
+def _fetch_from(
+    mirror: Mirror, wanted: Sequence[File], target: Path, progress: Progress, complaints: Counter[str]
+) -> list[File]:
+    """Those of the files that this mirror does not deliver."""
+    pooch.get_logger().setLevel(logging.WARNING)
+    pins = pooch.Pooch(
+        path=target,
+        base_url="",
+        registry={file.name: file.sha256 for file in wanted},
+        urls={file.name: mirror.address(file) for file in wanted},
+    )
+    missing = []
+    try:
+        for file in wanted:
+            try:
+                pins.fetch(file.name, downloader=Unpacked(mirror, file, target, progress))
+            except (ValueError, InvalidInputError, requests.exceptions.RequestException) as error:
+                complaints[_complaint(error)] += 1
+                missing.append(file)
+    finally:
+        for packed in target.glob(".*.packed"):
+            packed.unlink(missing_ok=True)
+    return missing
+
+
 def _complaint(error: Exception) -> str:
     """What went wrong in a few words, without the address."""
-    if isinstance(error, ChecksumMismatch):
+    if not isinstance(error, requests.exceptions.RequestException):
         return "the bytes are not the official ones"
     if isinstance(error, requests.exceptions.HTTPError) and error.response is not None:
         return f"the server answers {error.response.status_code}"
     if isinstance(error, requests.exceptions.Timeout):
         return "the server does not answer in time"
-    if "broke off" in str(error):
-        return _shorten(error)
-    return "the server cannot be reached"
+    return str(error) if "broke off" in str(error) else "the server cannot be reached"
 
 
-def _addresses(mirror: Mirror, wanted: Sequence[File]) -> list[tuple[str, str | None, list[File]]]:
-    """What to ask a mirror for: (address, folder inside an archive or None, the files expected there)."""
-    if not wanted:
-        return []
-    if isinstance(mirror, Archive):
-        return [(mirror.url, mirror.inside, list(wanted))]
-    return [(f"{mirror.url}{file.name}{mirror.suffix}", None, [file]) for file in wanted]
+@dataclass(frozen=True)
+class Unpacked:
+    """A downloader of pooch: writes a file of a mirror, unpacked. A packed file serves all its files."""
+
+    mirror: Mirror
+    file: File
+    folder: Path
+    progress: Progress
+
+    def __call__(self, url: str, output_file: str, pooch: Any = None) -> None:
+        """Write the content of the file to ``output_file``."""
+        packed = self.folder / f".{short_name(url)}.packed"
+        if not packed.exists():
+            _download(url, packed, self.progress)
+        inside = None if isinstance(self.mirror, Folder) else self.mirror.inside + self.file.name
+        try:
+            with open_unpacked(packed) if inside is None else _open_member(packed, inside) as stream:
+                write_atomic(Path(output_file), stream.read(self.file.size + 1))
+        except (tarfile.TarError, zipfile.BadZipFile, KeyError, *BROKEN) as error:
+            raise ChecksumMismatch(f"'{url}' does not unpack ({error})") from error
 
 
-def _download(
-    url: str, expected: list[File], inside: str | None, target: Path, progress: Progress
-) -> Iterator[tuple[File, bytes]]:
-    """The verified contents of what lies at ``url``; the packed file itself is removed whatever happens."""
-    packed = target / f".{short_name(url)}.packed"
-    pooch.get_logger().setLevel(logging.WARNING)
-    try:
-        pooch.retrieve(url, known_hash=None, fname=packed.name, path=target, downloader=Resuming(target, progress))
-        if inside is None:
-            yield expected[0], read_verified(packed, expected[0], shown=url)
-        else:
-            yield from _members(packed, {inside + file.name: file for file in expected}, url)
-    finally:
-        packed.unlink(missing_ok=True)
-
-
-def _members(packed: Path, expected: dict[str, File], url: str) -> Iterator[tuple[File, bytes]]:
-    """The verified members of a tar or zip archive, in one pass; nothing is extracted to a path of its choosing."""
-    try:
-        for name, content in _tar(packed, expected) if not zipfile.is_zipfile(packed) else _zip(packed, expected):
-            yield expected[name], verify_bytes(content, f"{url}#{name}", expected.pop(name))
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
-        raise ChecksumMismatch(f"'{url}' is not a whole archive: {error}") from error
-    if expected:
-        raise ChecksumMismatch(f"'{url}' lacks {', '.join(expected)}")
-
-
-def _tar(packed: Path, expected: dict[str, File]) -> Iterator[tuple[str, bytes]]:
+@contextmanager
+def _open_member(packed: Path, name: str) -> Iterator[IO[bytes]]:
+    """A member of a tar or zip archive; nothing is extracted to a path of its choosing."""
+    if zipfile.is_zipfile(packed):
+        with zipfile.ZipFile(packed) as zipped, zipped.open(name) as member:
+            yield member
+        return
     with tarfile.open(packed) as archive:
-        for member in archive:
-            stream = archive.extractfile(member) if member.name in expected else None
-            if stream is not None:
-                yield member.name, stream.read(expected[member.name].size + 1)
-
-
-def _zip(packed: Path, expected: dict[str, File]) -> Iterator[tuple[str, bytes]]:
-    with zipfile.ZipFile(packed) as archive:
-        for name in archive.namelist():
-            if name in expected:
-                with archive.open(name) as stream:
-                    yield name, stream.read(expected[name].size + 1)
-
-
-def _shorten(error: Exception) -> str:
-    return " ".join(str(error).split())[:160]
+        stream = archive.extractfile(name)
+        if stream is None:
+            raise KeyError(name)
+        yield stream
 
 
 def short_name(url: str) -> str:
@@ -306,68 +293,50 @@ def short_name(url: str) -> str:
     return hashlib.sha256(url.encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True)
-class Resuming:
-    """Downloads into a partial file in ``folder``, which outlives an interruption, and then moves it into place."""
-
-    folder: Path
-    progress: Progress
-
-    def __call__(self, url: str, output_file: str, pooch: Any = None) -> None:
-        """Download ``url`` to ``output_file``."""
-        part, best, left = self.folder / f".{short_name(url)}.part", 0, ATTEMPTS
-        while not self._continue(url, part):
-            left = ATTEMPTS if _size(part) > best else left - 1
-            best = max(best, _size(part))
-            if not left:
-                raise requests.exceptions.ConnectionError(f"the connection broke off {ATTEMPTS} times in a row")
-        move_atomic(part, Path(output_file))
-        _version(part).unlink(missing_ok=True)
-
-    def _continue(self, url: str, part: Path) -> bool:
-        """Whether the file is whole now; False if the connection broke off."""
-        have = _size(part)
-        try:
-            with requests.get(url, stream=True, timeout=_TIMEOUT, headers=_headers(part, have)) as response:
-                if response.status_code == 416:  # there is nothing after the partial file: begin again
-                    part.unlink(missing_ok=True)
-                    return False
-                response.raise_for_status()
-                have = have if response.status_code == 206 else 0
-                _version(part).write_text(response.headers.get("ETag", ""))
-                with part.open("ab" if have else "wb") as out:
-                    return self._receive(response, out, url.rsplit("/", 1)[-1], have)
-        except (requests.exceptions.ConnectionError, requests.exceptions.Timeout):
-            if _size(part) == 0:
-                raise  # unreachable: try the next mirror
-            return False
-
-    def _receive(self, response: requests.Response, out: IO[bytes], name: str, have: int) -> bool:
-        length = response.headers.get("Content-Length")
-        total = have + int(length) if length else None
-        self.progress(name, have, total)
-        try:
-            for block in response.raw.stream(_CHUNK, decode_content=False):
-                out.write(block)
-                have += len(block)
-                self.progress(name, have, total)
-        except urllib3.exceptions.HTTPError:
-            return False
-        return total is None or have >= total
+def _download(url: str, packed: Path, progress: Progress) -> None:
+    """Download into a partial file, which outlives an interruption, and then move it into place."""
+    part, best, left = packed.with_suffix(".part"), 0, ATTEMPTS
+    while not _continue(url, part, progress):
+        left = ATTEMPTS if _size(part) > best else left - 1
+        best = max(best, _size(part))
+        if not left:
+            raise requests.exceptions.ConnectionError(f"the connection broke off {ATTEMPTS} times in a row")
+    move_atomic(part, packed)
+    part.with_suffix(".version").unlink(missing_ok=True)
 
 
-def _headers(part: Path, have: int) -> dict[str, str]:
+def _continue(url: str, part: Path, progress: Progress) -> bool:
+    """Whether the file is whole now; False if the connection broke off."""
+    version, name, have = part.with_suffix(".version"), url.rsplit("/", 1)[-1], _size(part)
     headers = {"Accept-Encoding": "identity"}
     if have:
         headers["Range"] = f"bytes={have}-"
-        version = _version(part).read_text() if _version(part).exists() else ""
-        if version and not version.startswith("W/"):
-            headers["If-Range"] = version
-    return headers
-
-
-def _version(part: Path) -> Path:
-    return part.with_suffix(".version")
+        tag = version.read_text() if version.exists() else ""
+        if tag and not tag.startswith("W/"):
+            headers["If-Range"] = tag
+    try:
+        with requests.get(url, stream=True, timeout=_TIMEOUT, headers=headers) as response:
+            if response.status_code == 416:  # there is nothing after the partial file: begin again
+                part.unlink(missing_ok=True)
+                return False
+            response.raise_for_status()
+            have = have if response.status_code == 206 else 0
+            version.write_text(response.headers.get("ETag", ""))
+            length = response.headers.get("Content-Length")
+            total = have + int(length) if length else None
+            with part.open("ab" if have else "wb") as out:
+                progress(name, have, total)
+                for block in response.raw.stream(_CHUNK, decode_content=False):
+                    out.write(block)
+                    have += len(block)
+                    progress(name, have, total)
+            return total is None or have >= total
+    except urllib3.exceptions.HTTPError:
+        return False
+    except (requests.exceptions.ConnectionError, requests.exceptions.Timeout):
+        if _size(part) == 0:
+            raise  # unreachable: try the next mirror
+        return False
 
 
 def _size(part: Path) -> int:
@@ -416,8 +385,6 @@ def fetch(
     places = list_folders(None if data_dir is None else Path(data_dir))
     wanted = [file for file in each.files if not any(row["status"] == "ok" for row in _copies(each, file, places))]
     if wanted:
-        for file in wanted:
-            (places[-1] / each.name / file.name).unlink(missing_ok=True)
         fetch_missing(each, wanted, places[-1], progress or silent)
     rows = [row for file in each.files for row in _copies(each, file, places) if row["status"] == "ok"]
     return list({row["file"]: row for row in reversed(rows)}.values())[::-1]

@@ -20,7 +20,7 @@ from torch import Tensor
 from hush.errors import InvalidInputError
 from hush.randomness import Secret, generator, streams
 from hush.randomness.cipher import encrypt_counters
-from hush.tabular.encode import RowSubset
+from hush.tabular.rows import RowSubset
 from hush.tabular.schema import Schema
 
 Arrays = tuple[Tensor, ...]

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from hush._internal.identity import NoIdentity
 from hush._internal.tensors import Sums, trainable
-from hush.clipping import NeedsPreparation
 from hush.data_source import Source, Tensors
 from hush.distributed.group import ProcessGroup
 from hush.errors import DistributedError, InvalidInputError
+from hush.per_example.chunks import PROCESSES
 from hush.privacy_unit import Units
 from hush.randomness import Secret, generator, seeded, streams
 from hush.randomness.cipher import Octets, compute_tag
@@ -39,23 +39,23 @@ if TYPE_CHECKING:
 # different results (augmentation inside the dataset that torch's generator does not control), only the length is known
 # here, and the sum log (`hush.checkpointing.sum_log`) detects a change.
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 LOOKED_AT = 256  # examples that are read twice and compared
 CHUNK = 256  # examples per read
 PATIENCE = 2.0  # seconds before a progress message
 VARYING = "changes from one reading to the next"
 
 
-def digest_data(source: Source, secret: Secret, tell: Tell) -> str:
+def digest_data(source: Source, secret: Secret, notify: Notify) -> str:
     """The digest of all data under the run's secret, or `VARYING` with the length if two readings differ."""
     if isinstance(source, Units):
         grouping = _tag(secret, "units", _bytes((source.order, source.starts, source.most)))
-        return f"{digest_data(source.rows, secret, tell)}, in units: {grouping}"
+        return f"{digest_data(source.rows, secret, notify)}, in units: {grouping}"
     if isinstance(source, Tensors):
         return _tag(secret, "data", (part for tensor in source.tensors for part in _bytes(tensor)))
     if is_varying(source, secret):
         return f"{VARYING}: {len(source)} examples"
-    return _whole(source, secret, tell)
+    return _whole(source, secret, notify)
 
 
 def is_varying(source: Source, secret: Secret) -> bool:
@@ -81,13 +81,13 @@ def digest_weights(model: nn.Module, secret: Secret) -> str:
     return _tag(secret, "weights", _bytes(dict(model.state_dict())))
 
 
-def _whole(source: Source, secret: Secret, tell: Tell) -> str:
+def _whole(source: Source, secret: Secret, notify: Notify) -> str:
     def parts() -> Iterator[Octets]:
         said = time.monotonic()
         for start in range(0, len(source), CHUNK):
             if time.monotonic() - said > PATIENCE:
                 said = time.monotonic()
-                tell(f"reading all data once, for its digest: {start} of {len(source)} examples")
+                notify(f"reading all data once, for its digest: {start} of {len(source)} examples")
             yield from _bytes(source.take(torch.arange(start, min(start + CHUNK, len(source)))))
 
     with seeded(0):
@@ -129,9 +129,11 @@ STANDING = streams.CONSISTENCY
 
 def check_shareable(plan: Plan, ranks: ProcessGroup) -> None:
     """Raise an error for a plan that several processes cannot share."""
-    if ranks.world > 1 and isinstance(plan.query, NeedsPreparation):
+    if ranks.world > PROCESSES:
+        raise DistributedError(f"at most {PROCESSES} processes can share a run, got {ranks.world}: use fewer")
+    if ranks.world > 1 and plan.trains_on is not None:
         raise DistributedError(
-            f"method '{plan.method}' releases rows before its first step, which is not supported on several processes: "
+            f"method '{plan.method}' does not train on sums with noise, which is not supported on several processes: "
             "train in one process, without torchrun"
         )
 
@@ -154,9 +156,9 @@ def check_same_run(
 
 def check_same(ranks: ProcessGroup, own: Mapping[str, str]) -> None:
     """Raise an error on every process if ``own`` (digests by name) differs between processes."""
-    first = ranks.hear(dict(own))
+    first = ranks.broadcast(dict(own))
     differs = torch.tensor([float(first.get(what) != found) for what, found in own.items()], dtype=torch.float64)
-    counts = ranks.total({"differs": {"": differs}})["differs"][""]
+    counts = ranks.all_reduce({"differs": {"": differs}})["differs"][""]
     names = [what for what, count in zip(own, counts.tolist(), strict=True) if count]
     if names:
         raise DistributedError(
@@ -179,12 +181,13 @@ def _digest_run(plan: Plan, model: nn.Module, source: Source, secret: Secret) ->
     return {"plan": known, "weights": digest_weights(model, secret), "data": data}
 
 
-def mark_step(secret: Secret, step: int, microbatch: int) -> Tensor:
-    """What decides which examples a process sums, as numbers that reveal nothing about the secret."""
-    return torch.tensor([*secret.derive(STANDING, step), microbatch])
+def mark_step(secret: Secret, step: int, *cut: int) -> Tensor:
+    """What decides which examples a process sums (``cut`` is how a batch is cut), as numbers that reveal nothing about
+    the secret."""
+    return torch.tensor([*secret.derive(STANDING, step), *cut])
 
 
-def add_standing(sums: Sums, ranks: ProcessGroup, at: int) -> Sums:
+def append_checksum(sums: Sums, ranks: ProcessGroup, at: int) -> Sums:
     """The sums with one more channel: the checksum of this process's state, at its own index."""
     device = next(value.device for named in sums.values() for value in named.values())
     place = torch.zeros(ranks.world, dtype=torch.float64, device=device)
@@ -192,7 +195,7 @@ def add_standing(sums: Sums, ranks: ProcessGroup, at: int) -> Sums:
     return {**sums, STANDING: {"": place}}
 
 
-def take_standing(sums: Sums, at: int) -> Sums:
+def split_checksum(sums: Sums, at: int) -> Sums:
     """The sums without that channel; an error if the checksum of a process differs."""
     if bool((sums[STANDING][""] != at).any()):
         raise DistributedError(

@@ -6,16 +6,15 @@ In your own training loop it takes two lines: ``ranks = hush.init_distributed()`
 
 Why the guarantee is the same as on one process:
 
-1. *The sums.* The examples of a step get places (`hush.per_example.chunks`) by the secret that all processes share.
-   Places are divided into chunks, and process j mod W computes chunk j. So every example of the batch is summed on one
+1. *The sums.* The examples of a step are put in an order by the secret that all processes share, and cut into
+   chunks (`hush.per_example.chunks`); process j mod W computes chunk j. So every example of the batch is summed on one
    process, from the same rows, parameters and public state: digests of plan, data and weights are compared before the
-   first step, and checksums of secret, step, microbatch, parameters, buffers and public state are sent with every
-   step's sums (`hush.distributed.consistency`). So the sum over processes is the sum over the batch, with the bounds
-   that the query declares.
-2. *Its rounding.* Processes add float64 numbers. `hush.per_example.chunks.charge` allows every addend of the float64
-   sum to be rounded as often as there are places. With W processes the addends are the blocks that hold a place, at
-   most as many as places; a process without any adds zeros, which causes no rounding; and in any order of additions an
-   addend is rounded at most once for each other addend. So the charge holds for every W.
+   first step, and checksums of secret, step, microbatch, rows per chunk, parameters, buffers and public state are sent
+   with every step's sums (`hush.distributed.consistency`). So the sum over processes is the sum over the batch, with
+   the bounds that the query declares.
+2. *Its rounding.* Blocks are chunks of one process, whose boundaries do not depend on the batch, so one more example
+   changes two blocks for every W. Processes add float64 numbers, and `hush.per_example.chunks.charge` includes the
+   additions of 1024 processes; more are refused. All processes compare a digest of the check of their arithmetic.
 3. *One sum.* Coordinates are divided among the processes; each adds its slice in the order of the ranks and sends
    copies of the result. All processes hold the same bits because they are copies, whatever the library or the network
    does.
@@ -51,7 +50,7 @@ from hush.errors import InvalidInputError, LostRank, Stopped
 
 # Types of a step's input and output, and of the process group and guard that a run uses.
 
-MICROBATCH = 400  # places per chunk, a third of them empty at batch 256: more activations do not fit into the cache
+MICROBATCH = 400  # rows computed before their gradients are summed; in rigorous arithmetic never more than 192
 
 
 @dataclass(frozen=True)
@@ -88,19 +87,19 @@ class ProcessGroup(Protocol):
         """The number of processes."""
         ...
 
-    def total(self, sums: Sums) -> Sums:
+    def all_reduce(self, sums: Sums) -> Sums:
         """The sums over all processes, the same bits on each."""
         ...
 
-    def hear(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Broadcast plain data (JSON types) from process 0 to every process."""
         ...
 
-    def hear_bytes(self, said: bytes) -> bytes:
+    def broadcast_bytes(self, said: bytes) -> bytes:
         """Broadcast bytes from process 0."""
         ...
 
-    def gather(self, part: Tensor, sizes: list[int]) -> Tensor:
+    def all_gather(self, part: Tensor, sizes: list[int]) -> Tensor:
         """The parts of all processes, concatenated; that of process r has ``sizes[r]`` numbers."""
         ...
 
@@ -112,19 +111,19 @@ class SingleProcess:
     rank: int = 0
     world: int = 1
 
-    def total(self, sums: Sums) -> Sums:
+    def all_reduce(self, sums: Sums) -> Sums:
         """The sums unchanged."""
         return sums
 
-    def hear(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """The value of this process."""
         return value
 
-    def hear_bytes(self, said: bytes) -> bytes:
+    def broadcast_bytes(self, said: bytes) -> bytes:
         """The bytes of this process."""
         return said
 
-    def gather(self, part: Tensor, sizes: list[int]) -> Tensor:
+    def all_gather(self, part: Tensor, sizes: list[int]) -> Tensor:
         """The only part."""
         return part
 
@@ -134,28 +133,28 @@ def on_rank_zero(ranks: ProcessGroup, action: Callable[[], Any]) -> Any:
     if ranks.world == 1:
         return action()
     if ranks.rank:
-        told = ranks.hear(None)
-        if told["failed"]:
+        answer = ranks.broadcast(None)
+        if answer["failed"]:
             raise Stopped("process 0 has stopped this run; its own message says why")
-        return told["value"]
+        return answer["value"]
     try:
         value = action()
     except BaseException:
-        ranks.hear({"failed": True})
+        ranks.broadcast({"failed": True})
         raise
-    ranks.hear({"failed": False, "value": value})
+    ranks.broadcast({"failed": False, "value": value})
     return value
 
 
 class NoiseReuseGuard(Protocol):
     """Ensures that the noise of a step is never added to two different sums (`hush.checkpointing`)."""
 
-    def meets(self, sums: Sums) -> bool:
+    def allows(self, sums: Sums) -> bool:
         """Called with the next step's channels before their noise is drawn. Returns False if the run now has a fresh
         secret, so the sums must be recomputed."""
         ...
 
-    def releasing(self) -> None:
+    def before_release(self) -> None:
         """Called before weights are released."""
         ...
 
@@ -173,7 +172,7 @@ class Distributed:
     world: int
     device: torch.device
 
-    def total(self, sums: Sums) -> Sums:
+    def all_reduce(self, sums: Sums) -> Sums:
         """The sums over all processes in float64, the same bits on each: see 3. above."""
         layouts = {channel: Layout.of(named) for channel, named in sums.items()}
         flat = torch.cat([layouts[channel].join(named) for channel, named in sums.items()]).double()
@@ -195,7 +194,7 @@ class Distributed:
             dist.all_gather(list(mine.view(self.world, each).unbind()), own.clone())
         return mine[: len(flat)]
 
-    def gather(self, part: Tensor, sizes: list[int]) -> Tensor:
+    def all_gather(self, part: Tensor, sizes: list[int]) -> Tensor:
         """The parts of all processes, concatenated; that of process r has ``sizes[r]`` numbers."""
         padded = part.new_zeros(max(sizes), device=self.device)
         padded[: len(part)] = part
@@ -204,12 +203,12 @@ class Distributed:
             dist.all_gather(parts, padded)
         return torch.cat([own[:size] for own, size in zip(parts, sizes, strict=True)]).to(part.device)
 
-    def hear(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Broadcast plain data (JSON types) from process 0; the data of other processes are ignored."""
         said = json.dumps(value).encode() if self.rank == 0 else b""
-        return json.loads(self.hear_bytes(said))
+        return json.loads(self.broadcast_bytes(said))
 
-    def hear_bytes(self, said: bytes) -> bytes:
+    def broadcast_bytes(self, said: bytes) -> bytes:
         """Broadcast bytes from process 0."""
         first = len(said).to_bytes(LENGTH, "big") + said[:MESSAGE]
         heard = bytes(self._broadcast(_to_octets(first.ljust(LENGTH + MESSAGE, b"\0"))).numpy())

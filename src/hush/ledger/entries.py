@@ -67,9 +67,9 @@ def first_steps(spend: Spend, steps: int) -> Any:
 
     The δ that it loses stays that of the plan, which is no less."""
     event = spend.cost.event
-    training, *beside = event.events if isinstance(event, dp_event.ComposedDpEvent) else (event,)
+    training, *composed = event.events if isinstance(event, dp_event.ComposedDpEvent) else (event,)
     fewer = dp_event.SelfComposedDpEvent(training.event, steps)
-    return dp_event.ComposedDpEvent([fewer, *beside]) if beside else fewer
+    return dp_event.ComposedDpEvent([fewer, *composed]) if composed else fewer
 
 
 def is_per_step(event: Any, steps: int) -> bool:
@@ -100,7 +100,7 @@ def to_fields(spend: Spend) -> dict[str, Any]:
     points = [[d, e if math.isfinite(e) else None] for d, e in cost.points]
     more: dict[str, Any] = {"part_of": spend.part_of, "reason": spend.reason, "assumptions": list(cost.assumptions)}
     limit = 0 if spend.method == BY_HAND else spend.planned
-    more |= {"limit": limit, "lost": cost.lost, "beside": cost.beside, "noise": spend.noise}
+    more |= {"limit": limit, "lost": cost.lost, "beside": cost.composed, "noise": spend.noise}
     more |= {"per_step": spend.per_step}
     more |= scope_fields(cost.scope)
     return {**shown, **counted, **priced, "points": points, **{name: given for name, given in more.items() if given}}
@@ -239,12 +239,12 @@ def _cost(entry: dict[str, Any], event: Any) -> Cost:
     if built is None and not points:
         raise ValueError("neither an event nor a point (δ, ε)")
     assumptions = tuple(str(text) for text in entry.get("assumptions", ()))
-    lost, beside = float(entry.get("lost", 0.0)), float(entry.get("beside", 0.0))
-    if not 0 <= lost < 1 or not 0 <= beside <= 1:
+    lost, composed = float(entry.get("lost", 0.0)), float(entry.get("beside", 0.0))
+    if not 0 <= lost < 1 or not 0 <= composed <= 1:
         raise ValueError("a part of δ that is none")
     scope = _scope_of(entry)
     check_halves(scope, entry["adjacency"], entry["status"])
-    own = Cost(entry["adjacency"], entry["status"], delta, built, points, assumptions, lost, beside)
+    own = Cost(entry["adjacency"], entry["status"], delta, built, points, assumptions, lost, composed)
     return replace(own, unit=scope.unit, protects=scope.protects)
 
 

@@ -27,7 +27,7 @@ from hush.accounting.guarantee import Guarantee, rounded_up
 from hush.checkpointing import Checkpoints
 from hush.checkpointing.checkpoint import find_secret
 from hush.checkpointing.noise_reuse_guard import RELEASES, read_releases
-from hush.checkpointing.sum_log import SumLog, find_tags
+from hush.checkpointing.sum_log import SumLog, SumLogMissing, find_tags
 from hush.errors import BudgetExceededError, HushError, InvalidInputError, ResumeError, RunStateError
 from hush.guarantees import Replay, ReplayHistory, account_steps, claim_attempts, is_drawn_anew
 from hush.ledger.book import Ledger
@@ -390,7 +390,10 @@ def _count_steps(kept: Checkpoints, ledger: Ledger, name: str) -> int:
     secret = find_secret(kept.directory, saved.facts["secret"])
     if any(line["noise"] == secret.first.name for line in read_releases(kept.directory / RELEASES)):
         raise InvalidInputError(f"run '{name}' has released its model, so it stays counted with its plan")
-    log = SumLog.read(find_tags(kept.directory, secret), saved.step)
+    try:
+        log = SumLog.read(find_tags(kept.directory, secret), saved.step)
+    except SumLogMissing as lost:  # also of a run that trains on released values, whose steps cost nothing
+        raise InvalidInputError(f"the sum log of run '{name}' {lost}, so it stays counted with its plan") from lost
     history = ReplayHistory.from_json(saved.state["history"]).joined(log.attempts)
     if history.again:
         raise InvalidInputError(
@@ -413,20 +416,20 @@ def cost_of(plan: Plan, start: int = 0, coordinates: int = 1) -> Callable[[int],
 
 
 def _price(plan: Plan, whole: Guarantee, start: int, coordinates: int) -> Callable[[int], Cost]:
-    beside = plan.tails_beside(coordinates)
+    composed = plan.composed_tail_delta(coordinates)
     if whole.status == "none":
         return lambda steps: Cost(whole.adjacency, "none", whole.delta, dp_event.NonPrivateDpEvent())
     if events.to_json(whole.event) is None:
         deltas = [whole.delta * 0.5**k for k in range(POINTS)]
         lost = whole.delta - plan.delta_left()  # of every δ the same
         points = tuple((d, epsilon(whole.event, d - lost, adjacency=whole.adjacency)) for d in deltas if d > 2 * lost)
-        stated = Cost(whole.adjacency, whole.status, whole.delta, None, points, whole.assumptions, beside=beside)
+        stated = Cost(whole.adjacency, whole.status, whole.delta, None, points, whole.assumptions, composed=composed)
         return lambda steps: stated
 
     def cost(steps: int) -> Cost:
         claim = claim_attempts(plan, [Replay(start, start + steps)])[0]
         lost = whole.delta - plan.delta_left(steps)
         own = Cost(whole.adjacency, whole.status, whole.delta, claim.event, assumptions=whole.assumptions)
-        return replace(own, lost=lost, beside=beside)
+        return replace(own, lost=lost, composed=composed)
 
     return cost

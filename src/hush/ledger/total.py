@@ -35,7 +35,15 @@ from typing import Any
 from dp_accounting import dp_event
 
 from hush._internal.validate import choice
-from hush.accounting.accountant import MOST_LEAVES, SMALLEST_DELTA, Accountant, Adjacency, default_accountant, epsilon
+from hush.accounting.accountant import (
+    MOST_LEAVES,
+    SMALLEST_DELTA,
+    Accountant,
+    Adjacency,
+    default_accountant,
+    epsilon,
+    imprecise_epsilon,
+)
 from hush.accounting.events import CountedEvents, find_leaves, rebuild
 from hush.accounting.guarantee import (
     PROTECTED,
@@ -117,7 +125,7 @@ class Scope:
 WHOLE_ROW = Scope()
 
 
-def tell_unbounded(spent: Scope, asked: Scope, caps: Caps) -> str:
+def describe_unbounded(spent: Scope, asked: Scope, caps: Caps) -> str:
     """Why a spend's ε is ∞ in a total of this scope, as words that follow "one spend is"; empty where it is not."""
     if spent.protects not in ("example", asked.protects):
         return f"about {HALF[spent.protects]}"
@@ -200,8 +208,10 @@ class Cost:
     event: Any = None
     points: tuple[tuple[float, float], ...] = ()
     assumptions: tuple[str, ...] = ()
-    lost: float = 0.0  # δ that the event does not know: batches with more examples than places, the noise's tails
-    beside: float = 0.0  # δ that it loses in addition at a larger ε than its own, and where it is composed with others
+    lost: float = 0.0  # δ that the event does not know: the noise's tails
+    composed: float = (
+        0.0  # δ that it loses in addition at a larger ε than its own, and where it is composed with others
+    )
     unit: str = ROW
     protects: Protects = "example"
     different: int = 0  # how many different releases the event stands for, where they were too many to compose exactly
@@ -219,7 +229,7 @@ class Cost:
     def key(self) -> tuple[object, ...]:
         """Equal for costs that are the same; of events, those that are one object, as lines of one template have."""
         priced = (self.adjacency, self.status, self.delta, id(self.event), self.points, self.assumptions)
-        return (*priced, self.lost, self.beside, self.unit, self.protects)
+        return (*priced, self.lost, self.composed, self.unit, self.protects)
 
 
 @dataclass(frozen=True)
@@ -264,13 +274,13 @@ def add_up(
     found: set[Status] = {cost.status for cost in costs} or {"proven"}
     status = min(found, key=WORST.index)
     adjacency = _common({cost.adjacency for cost in costs}, scope)
-    why = next(filter(None, (tell_unbounded(cost.scope, scope, caps) for cost in costs)), "")
+    why = next(filter(None, (describe_unbounded(cost.scope, scope, caps) for cost in costs)), "")
     if why and status != "none":
         delta = delta or max(cost.delta for cost in costs)
         return Total(math.inf, delta, adjacency, "none", UNBOUNDED, spends, scope=scope, reason=why)
     changes = [1 if why else count_changes(c.scope, scope, caps, c.adjacency, adjacency) for c in costs]
     if not (spends == 1 and changes[0] == 1 and (delta is None or delta >= costs[0].delta)):  # more than is stated
-        costs = charge_beside(costs)
+        costs = charge_composed(costs)
     changing = [_Change(c, k, n) for c, k, (_, n) in zip(costs, changes, counts, strict=True)]
     delta = _natural_delta(changing) if delta is None else delta
     if not costs or status == "none":
@@ -290,10 +300,10 @@ def _count_equal(costs: Sequence[Cost]) -> list[tuple[Cost, int]]:
     return [(same[0], len(same)) for same in found.values()]
 
 
-def charge_beside(costs: Sequence[Cost]) -> list[Cost]:
+def charge_composed(costs: Sequence[Cost]) -> list[Cost]:
     """These costs with what they lose at any ε: composed with others, for several changes, and at a smaller δ."""
     return [
-        replace(cost, lost=cost.lost + cost.beside, points=tuple((d + cost.beside, e) for d, e in cost.points))
+        replace(cost, lost=cost.lost + cost.composed, points=tuple((d + cost.composed, e) for d, e in cost.points))
         for cost in costs
     ]
 
@@ -349,7 +359,8 @@ def use_filter(
         allowed = {order: epsilon + _conversion(order, delta * (1 - SET_ASIDE)) for order in each}
         order = max(each, key=lambda order: allowed[order] / max(each[order], 1e-300))
         joint = dp_event.ComposedDpEvent([cost.event for cost in costs])
-        spent, lost = divergences(joint, adjacency, (order,))[order], sum(cost.lost for cost in charge_beside(costs))
+        spent, lost = divergences(joint, adjacency, (order,))[order], sum(cost.lost for cost in charge_composed(costs))
+        lost += (1 + math.exp(min(epsilon, 700.0))) * find_leaves(joint).imprecise_delta
         return Filtered(order, spent, max(allowed[order], 0.0), lost, SET_ASIDE * delta)
     except HushError:
         return None
@@ -483,7 +494,7 @@ def coarsen(parts: CountedEvents, most: int) -> CountedEvents:
         for kind, count in free:
             cells[kind[0], *(math.floor(math.log(x) / width) for x in (*kind[1], *kind[2]))].append((kind, count))
         if len(fixed) + len(cells) <= most or width > 100:
-            return CountedEvents(parts.mu, (*fixed, *(_worst_of(cell) for cell in cells.values())))
+            return replace(parts, others=(*fixed, *(_worst_of(cell) for cell in cells.values())))
         width *= 2
 
 
@@ -530,6 +541,8 @@ def find_epsilon(event: Any, delta: float, adjacency: Adjacency) -> float:
         leaves = find_leaves(event)
     except HushError:
         return math.inf
+    if leaves != leaves.ideal:
+        return imprecise_epsilon(lambda d: find_epsilon(rebuild(leaves.ideal), d, adjacency), leaves, delta)
     single = [CountedEvents(0.0, (leaf,)) for leaf in leaves.others]
     if leaves.mu > 0:
         single.append(CountedEvents(leaves.mu, ()))

@@ -24,7 +24,14 @@ from hush.errors import InvalidInputError, nearest
 from hush.methods.auto import Candidate, auto, choose_candidate, explain_choice, recommend
 from hush.methods.catalogue import Method, call_method, catalogue, option_groups, options, purpose
 from hush.methods.config import SAMPLINGS, PlanConfig, list_settings, write_help
-from hush.methods.options import ClippingOptions, MakeOptimizer, MakeScheduler, SGDOptions, make_rule, put_in_place
+from hush.methods.options import (
+    ClippingOptions,
+    MakeOptimizer,
+    MakeScheduler,
+    SGDOptions,
+    make_optimizer,
+    replace_optimizer,
+)
 from hush.optimizers.wrappers import bind_steps, chain, parse_average
 from hush.plan import Plan
 
@@ -111,16 +118,16 @@ def make_plan(
             raise InvalidInputError(f"method '{method}' has no option '{key}': {nearest(key, {*known, *of_method})}")
     chosen = {key: value for key, value in given.items() if key not in known}
     setting = _complete(setting, {key: value for key, value in given.items() if key in known})
-    rule = make_rule(optimizer, scheduler, given)
+    wrapped = make_optimizer(optimizer, scheduler, given)
     with explain_errors(method) if ":" in method else nullcontext():
         plan = call_method(factory, setting, chosen)
     if not isinstance(plan, Plan):
         raise InvalidInputError(f"'{method}' returned {type(plan).__name__} where a hush.Plan was expected")
-    if rule is not None:
-        plan = put_in_place(plan, rule)
+    if wrapped is not None:
+        plan = replace_optimizer(plan, wrapped)
     if setting.average not in (None, "none"):
-        plan = replace(plan, rule=bind_steps(chain(plan.rule, parse_average(setting.average)), plan.steps))
-    if plan.private:
+        plan = replace(plan, optimizer=bind_steps(chain(plan.optimizer, parse_average(setting.average)), plan.steps))
+    if plan.has_guarantee:
         return _with_noise(plan, setting, calibrate)
     if setting.noise:
         raise InvalidInputError(f"method '{method}' adds no noise: it takes no ε and no noise multiplier")

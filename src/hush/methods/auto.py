@@ -28,7 +28,7 @@ DENSE = 600  # most steps for which the dense optimum over several epochs is wor
 ONE_PASS = 1500  # the same for the optimum over one pass, which is found faster
 
 MARGIN = 1.5  # by which another method must beat dp-sgd; at 1.08 times it lost 10 points on digits, at 5.3 it won 5
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ def recommend(
     setting: PlanConfig,
     descent: SGDOptions = SGDOptions(),
     gradients: ClippingOptions = ClippingOptions(),
-    tell: Tell = lambda name: None,
+    notify: Notify = lambda name: None,
 ) -> tuple[Candidate, ...]:
-    """Every candidate at the setting's ε, the smallest expected error first; ``tell`` gets what is tried next."""
+    """Every candidate at the setting's ε, the smallest expected error first; ``notify`` gets what is tried next."""
     if setting.epsilon is None:
         raise InvalidInputError("method 'auto' compares methods at the same ε: give epsilon, or name a method")
     validate.positive(epsilon=setting.epsilon)
@@ -80,7 +80,7 @@ def recommend(
         raise InvalidInputError(
             "only dp-sgd's noise can follow a schedule, so there is nothing to compare: use method dp-sgd"
         )
-    return _recommend(_same_question(setting), descent, gradients, _Quiet(tell))
+    return _recommend(_same_question(setting), descent, gradients, _Quiet(notify))
 
 
 def _same_question(setting: PlanConfig) -> PlanConfig:
@@ -116,7 +116,7 @@ def _plain(candidates: tuple[Candidate, ...]) -> Candidate | None:
 class _Quiet:
     """A listener that does not count when questions are compared."""
 
-    tell: Tell = field(compare=False)
+    notify: Notify = field(compare=False)
 
 
 @lru_cache(maxsize=32)
@@ -125,7 +125,7 @@ def _recommend(
 ) -> tuple[Candidate, ...]:
     found, refusal = [], None
     for method, chosen in _shapes(setting):
-        quiet.tell(", ".join([method, *(f"{key}={value}" for key, value in chosen.items())]))
+        quiet.notify(", ".join([method, *(f"{key}={value}" for key, value in chosen.items())]))
         try:
             found.append(_candidate(setting, method, chosen, descent, gradients))
         except HushError as error:

@@ -12,11 +12,10 @@ from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
 from hush.methods import correlated, independent, sanitized
-from hush.methods import sanitized as responses
 from hush.methods.config import PlanConfig
 from hush.plan import Plan
 
-MODULES = (independent, correlated, sanitized, responses)  # every public function in these is a method
+MODULES = (independent, correlated, sanitized)  # every public function in these is a method
 Method = Callable[..., Plan]
 
 

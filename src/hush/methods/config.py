@@ -116,7 +116,7 @@ class PlanSettings:
     arithmetic: str = field(
         default="rigorous",
         metadata=option(
-            "rigorous: every step computes the same number of rows, so that ε is proven; or fast: fewer rows, and ε is "
+            "rigorous: rows are computed in chunks of one size, so that ε is proven; or fast: all at once, and ε is "
             "claimed, because rounding that depends on their number is not bounded.",
             PRIVACY,
             axis=True,
@@ -177,7 +177,7 @@ class PlanConfig(PlanSettings):
     assumptions: tuple[str, ...] = field(
         default=(), kw_only=True, metadata=option("What the guarantee assumes of the data beside it.", PRIVACY)
     )
-    beside: tuple[ComposedRelease, ...] = field(
+    composed: tuple[ComposedRelease, ...] = field(
         default=(),
         kw_only=True,
         metadata=option(
@@ -283,5 +283,10 @@ class PlanConfig(PlanSettings):
             "accountant": self.accountant,
             "accept_claimed": self.accept_claimed,
         }
-        own = {"unit": self.unit, "assumptions": self.assumptions, "arithmetic": self.arithmetic, "beside": self.beside}
+        own = {
+            "unit": self.unit,
+            "assumptions": self.assumptions,
+            "arithmetic": self.arithmetic,
+            "composed": self.composed,
+        }
         return Plan(method=method, sigma=1.0, **own, **public, **shared, **parts)  # type: ignore[arg-type]

@@ -47,7 +47,7 @@ def dp_ftrl(
         nodes=nodes,
     )
     default = "shuffled" if restart else "same-order"
-    return _plan(setting, gradients, "dp-ftrl", tree, rule=FTRL(lr, momentum), sampler=setting.sampler(default))
+    return _plan(setting, gradients, "dp-ftrl", tree, optimizer=FTRL(lr, momentum), sampler=setting.sampler(default))
 
 
 def dp_matrix_se(setting: PlanConfig, descent: SGDOptions, gradients: ClippingOptions) -> Plan:
@@ -58,7 +58,7 @@ def dp_matrix_se(setting: PlanConfig, descent: SGDOptions, gradients: ClippingOp
     setting = _one_pass(setting)
     work = descent.workload(setting.listed_steps)
     structure = matrix_factorization.optimal_single(work).structure
-    return _plan(setting, gradients, "dp-matrix-se", structure, rule=descent.rule)
+    return _plan(setting, gradients, "dp-matrix-se", structure, optimizer=descent.optimizer)
 
 
 def dp_matrix_se_lambda(
@@ -71,7 +71,7 @@ def dp_matrix_se_lambda(
     setting = _one_pass(setting)
     work = descent.workload(setting.listed_steps)
     structure = matrix_factorization.optimal_single(work, tau=setting.listed_steps if tau is None else tau).structure
-    return _plan(setting, gradients, "dp-matrix-se-lambda", structure, rule=descent.rule)
+    return _plan(setting, gradients, "dp-matrix-se-lambda", structure, optimizer=descent.optimizer)
 
 
 def dp_matrix_me(setting: PlanConfig, descent: SGDOptions, gradients: ClippingOptions) -> Plan:
@@ -81,7 +81,7 @@ def dp_matrix_me(setting: PlanConfig, descent: SGDOptions, gradients: ClippingOp
     """
     work = descent.workload(setting.listed_steps)
     structure = matrix_factorization.optimal_epochs(work, setting.per_epoch).structure
-    return _plan(setting, gradients, "dp-matrix-me", structure, rule=descent.rule)
+    return _plan(setting, gradients, "dp-matrix-me", structure, optimizer=descent.optimizer)
 
 
 def dp_matrix_me_lambda(
@@ -95,7 +95,7 @@ def dp_matrix_me_lambda(
     structure = matrix_factorization.optimal_epochs(
         work, setting.per_epoch, tau=setting.listed_steps if tau is None else tau
     ).structure
-    return _plan(setting, gradients, "dp-matrix-me-lambda", structure, rule=descent.rule)
+    return _plan(setting, gradients, "dp-matrix-me-lambda", structure, optimizer=descent.optimizer)
 
 
 def dp_bandmf(
@@ -113,7 +113,7 @@ def dp_bandmf(
     chosen = bandmf.best_bands(setting) if bands is None else bands
     structure = matrix_factorization.best_banded(descent.workload(setting.listed_steps), chosen)
     sampler = CyclicPoisson(setting.examples, chosen, bandmf.cyclic_rate(setting, chosen), setting.listed_steps)
-    return _plan(setting, gradients, "dp-bandmf", structure, rule=descent.rule, sampler=sampler)
+    return _plan(setting, gradients, "dp-bandmf", structure, optimizer=descent.optimizer, sampler=sampler)
 
 
 def dp_bisr(setting: PlanConfig, descent: SGDOptions, gradients: ClippingOptions, *, bands: int = 32) -> Plan:
@@ -123,7 +123,7 @@ def dp_bisr(setting: PlanConfig, descent: SGDOptions, gradients: ClippingOptions
     """
     work = descent.workload(setting.listed_steps)
     structure = matrix_factorization.inverse_square_root(work, min(bands, setting.listed_steps))
-    return _plan(setting, gradients, "dp-bisr", structure, rule=descent.rule)
+    return _plan(setting, gradients, "dp-bisr", structure, optimizer=descent.optimizer)
 
 
 def dp_blt(setting: PlanConfig, descent: SGDOptions, gradients: ClippingOptions, *, buffers: int | None = None) -> Plan:
@@ -135,7 +135,7 @@ def dp_blt(setting: PlanConfig, descent: SGDOptions, gradients: ClippingOptions,
     structure = matrix_factorization.optimal_blt(
         work, buffers, times=bandmf.epochs(setting), apart=setting.per_epoch
     ).structure
-    return _plan(setting, gradients, "dp-blt", structure, rule=descent.rule)
+    return _plan(setting, gradients, "dp-blt", structure, optimizer=descent.optimizer)
 
 
 def _plan(setting: PlanConfig, gradients: ClippingOptions, method: str, structure: Strategy, **parts: Any) -> Plan:

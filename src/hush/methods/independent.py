@@ -20,7 +20,7 @@ def sgd(setting: PlanConfig, *, lr: float = 0.1, momentum: float = 0.0, weight_d
         sampler=setting.sampler("shuffled"),
         query=PlainSum(),
         noise=Independent(setting.total_steps),
-        rule=SGD(lr, momentum, weight_decay),
+        optimizer=SGD(lr, momentum, weight_decay),
     )
 
 
@@ -29,7 +29,7 @@ def dp_sgd(setting: PlanConfig, descent: SGDOptions, gradients: ClippingOptions)
 
     For a first private model; nothing that was measured is clearly better.
     """
-    return gradients.plan(setting, "dp-sgd", rule=descent.rule)
+    return gradients.plan(setting, "dp-sgd", optimizer=descent.optimizer)
 
 
 def dp_adam(
@@ -39,7 +39,9 @@ def dp_adam(
 
     For gradients that differ by orders of magnitude between layers.
     """
-    return gradients.plan(setting, "dp-adam", rule=Adam(lr, moments.beta1, moments.beta2, eps, moments.weight_decay))
+    return gradients.plan(
+        setting, "dp-adam", optimizer=Adam(lr, moments.beta1, moments.beta2, eps, moments.weight_decay)
+    )
 
 
 def dp_adam_bc(
@@ -54,8 +56,8 @@ def dp_adam_bc(
 
     For comparing with its paper; plain dp-adam was better where both were measured.
     """
-    rule = AdamBC(lr, moments.beta1, moments.beta2, floor, moments.weight_decay)
-    return gradients.plan(setting, "dp-adam-bc", rule=rule)
+    optimizer = AdamBC(lr, moments.beta1, moments.beta2, floor, moments.weight_decay)
+    return gradients.plan(setting, "dp-adam-bc", optimizer=optimizer)
 
 
 def dp_disk(
@@ -66,7 +68,7 @@ def dp_disk(
     For half a point of accuracy where a step may take twice as long.
     """
     query = TwoPoint.of(gradients.clipping, kappa, gamma)
-    return gradients.plan(setting, "dp-disk", query=query, rule=KalmanFilter(descent.rule, kappa))
+    return gradients.plan(setting, "dp-disk", query=query, optimizer=KalmanFilter(descent.optimizer, kappa))
 
 
 def dp_dice(
@@ -88,5 +90,5 @@ def dp_dice(
         sampler=setting.sampler(),
         query=ErrorFeedback(clip, clip_feedback, clip_mode),
         noise=Independent(setting.total_steps),
-        rule=SGD(lr, momentum, weight_decay),
+        optimizer=SGD(lr, momentum, weight_decay),
     )

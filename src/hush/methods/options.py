@@ -30,10 +30,10 @@ class SGDOptions:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _ = self.rule  # which checks them
+        _ = self.optimizer  # which checks them
 
     @property
-    def rule(self) -> SGD:
+    def optimizer(self) -> SGD:
         """SGD with these settings."""
         return SGD(self.lr, self.momentum, self.weight_decay)
 
@@ -84,7 +84,7 @@ class ClippingOptions:
         setting: PlanConfig,
         method: str,
         *,
-        rule: Optimizer,
+        optimizer: Optimizer,
         query: Clipped | None = None,
         noise: Noise | None = None,
         **parts: Any,
@@ -97,9 +97,11 @@ class ClippingOptions:
         if self.clip_quantile is not None:
             quantile = Quantile(self.clip, self.clip_quantile, self.clip_rate)
             released = Adaptive(clipped, quantile, self._count_noise(setting))
-            rule = ClipUnits(rule, quantile) if self.clip_mode == "plain" else rule
+            optimizer = ClipUnits(optimizer, quantile) if self.clip_mode == "plain" else optimizer
         noise = noise or self._independent(setting)
-        return setting.plan(method, **({"sampler": setting.sampler()} | parts), query=released, noise=noise, rule=rule)
+        return setting.plan(
+            method, **({"sampler": setting.sampler()} | parts), query=released, noise=noise, optimizer=optimizer
+        )
 
     def _independent(self, setting: PlanConfig) -> Independent:
         steps = setting.total_steps
@@ -127,7 +129,7 @@ MakeOptimizer = Callable[[list[tuple[str, Tensor]]], torch.optim.Optimizer]
 MakeScheduler = Callable[[torch.optim.Optimizer], Any]
 
 
-def make_rule(
+def make_optimizer(
     optimizer: MakeOptimizer | None, scheduler: MakeScheduler | None, given: Iterable[str]
 ) -> TorchOptim | None:
     """The rule of these two, None if there is neither; an error if given with options that the optimizer has itself.
@@ -160,15 +162,15 @@ def _check_function(name: str, value: Any, example: str) -> None:
         )
 
 
-def put_in_place(plan: Plan, rule: TorchOptim) -> Plan:
+def replace_optimizer(plan: Plan, optimizer: TorchOptim) -> Plan:
     """The plan with another rule in the place of SGD; refused where the method is its rule."""
-    if plan.releases_rows:
-        return replace(plan, rule=rule)
-    match plan.rule:
+    if plan.trains_on is not None:
+        return replace(plan, optimizer=optimizer)
+    match plan.optimizer:
         case SGD():
-            return replace(plan, rule=rule)
-        case ClipUnits(rule=SGD()):
-            return replace(plan, rule=replace(plan.rule, rule=rule))
+            return replace(plan, optimizer=optimizer)
+        case ClipUnits(optimizer=SGD()):
+            return replace(plan, optimizer=replace(plan.optimizer, optimizer=optimizer))
     raise InvalidInputError(
         f"the rule is what makes method '{plan.method}', so no other optimizer can take its place: leave the optimizer "
         "out, or use dp-sgd, whose release is for any optimizer"

@@ -95,12 +95,12 @@ def check_schedule(state: Any, params: Named, steps: int) -> None:
         _step_through(copy.deepcopy(scheduler, {id(p): p for p in params.values()}), steps)
 
 
-def runs_user_code(rule: Any, state: Any) -> bool:
+def runs_user_code(optimizer: Any, state: Any) -> bool:
     """Whether code of neither hush nor torch changes the weights: an optimizer or a scheduler of another module, or a
     function in a schedule. It could read what a model or a loss left somewhere, and no noise is added after it."""
     parts = state if isinstance(state, dict) else {}
     own = parts.get("optimizer")
-    theirs = [part for part in (rule, own if isinstance(own, torch.optim.Optimizer) else None) if part is not None]
+    theirs = [part for part in (optimizer, own if isinstance(own, torch.optim.Optimizer) else None) if part is not None]
     if any(type(part).__module__.partition(".")[0] not in ("hush", "torch") for part in theirs):
         return True
     if "scheduler" in parts and not _is_repeatable(parts["scheduler"]):

@@ -42,28 +42,28 @@ def chain(*parts: Optimizer) -> Optimizer:
         if not isinstance(part, IterateAverage):
             raise InvalidInputError(f"{part} changes the gradient: put it before the optimizer")
     for part in (*reversed(before), *after):
-        optimizer = replace(part, rule=optimizer)  # type: ignore[type-var]
+        optimizer = replace(part, optimizer=optimizer)  # type: ignore[type-var]
     return optimizer
 
 
 def bind_steps(optimizer: Optimizer, steps: int) -> Optimizer:
     """The optimizer with the plan's number of steps in every average that has none yet."""
-    inner = getattr(optimizer, "rule", None)
+    inner = getattr(optimizer, "optimizer", None)
     if inner is not None:
-        optimizer = replace(optimizer, rule=bind_steps(inner, steps))  # type: ignore[type-var]
+        optimizer = replace(optimizer, optimizer=bind_steps(inner, steps))  # type: ignore[type-var]
     if isinstance(optimizer, IterateAverage) and optimizer.steps is None:
         return replace(optimizer, steps=steps)  # type: ignore[type-var]
     return optimizer
 
 
 def _is_open(part: Optimizer) -> bool:
-    return getattr(part, "rule", part) is None
+    return getattr(part, "optimizer", part) is None
 
 
 def _inner(wrapper: Any) -> Optimizer:
-    if wrapper.rule is None:
+    if wrapper.optimizer is None:
         raise InvalidInputError(f"{wrapper} has no optimizer: compose it with one, as chain({wrapper}, SGD(0.1))")
-    inner: Optimizer = wrapper.rule
+    inner: Optimizer = wrapper.optimizer
     return inner
 
 
@@ -73,7 +73,7 @@ class IterateAverage(ABC):
     The iterates themselves continue unchanged; after the last step the average replaces the parameters.
     """
 
-    rule: Optimizer | None
+    optimizer: Optimizer | None
     steps: int | None
 
     @abstractmethod
@@ -109,7 +109,7 @@ class EMA(IterateAverage):
     """
 
     decay: float = 0.999
-    rule: Optimizer | None = None
+    optimizer: Optimizer | None = None
     steps: int | None = None
 
     def __post_init__(self) -> None:
@@ -123,7 +123,7 @@ class EMA(IterateAverage):
         return self.described()
 
     def described(self) -> dict[str, Any]:
-        return {"rule": self.rule, "steps": self.steps, "kind": "ema", "amount": self.decay}
+        return {"rule": self.optimizer, "steps": self.steps, "kind": "ema", "amount": self.decay}
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class TailAverage(IterateAverage):
     """The mean of the last ``fraction`` of the iterates (Polyak & Juditsky 1992; Shejwalkar et al. 2022 for DP)."""
 
     fraction: float = 0.25
-    rule: Optimizer | None = None
+    optimizer: Optimizer | None = None
     steps: int | None = None
 
     def __post_init__(self) -> None:
@@ -146,7 +146,7 @@ class TailAverage(IterateAverage):
         return self.described()
 
     def described(self) -> dict[str, Any]:
-        return {"rule": self.rule, "steps": self.steps, "kind": "tail", "amount": self.fraction}
+        return {"rule": self.optimizer, "steps": self.steps, "kind": "tail", "amount": self.fraction}
 
 
 def parse_average(text: str) -> EMA | TailAverage:
@@ -170,7 +170,7 @@ class KalmanFilter:
     gain κ. κ = 1 is no filter.
     """
 
-    rule: Optimizer | None = None
+    optimizer: Optimizer | None = None
     kappa: float = 0.7
 
     def __post_init__(self) -> None:
@@ -206,16 +206,16 @@ class Grouped:
     def init(self, params: Named) -> State:
         """One state per group, by its pattern."""
         parts = self._split(params)
-        return {pattern: rule.init(parts[pattern]) for pattern, rule in self.groups if parts[pattern]}
+        return {pattern: optimizer.init(parts[pattern]) for pattern, optimizer in self.groups if parts[pattern]}
 
     def step(self, params: Named, release: NoisyGradient, state: State) -> Named:
         update: Named = {}
         parts = self._split(params)
-        for pattern, rule in self.groups:
+        for pattern, optimizer in self.groups:
             if parts[pattern]:
                 gradient = {name: release.gradient[name] for name in parts[pattern]}
                 own = NoisyGradient(release.step, release.values | {"gradient": gradient}, release.std)
-                update |= rule.step(parts[pattern], own, state[pattern])
+                update |= optimizer.step(parts[pattern], own, state[pattern])
         return {name: update[name] for name in params}
 
     def _split(self, params: Named) -> dict[str, Named]:
@@ -239,7 +239,7 @@ class ClipUnits:
     is independent over steps nothing else changes.
     """
 
-    rule: Optimizer | None
+    optimizer: Optimizer | None
     quantile: Quantile
 
     def init(self, params: Named) -> State:

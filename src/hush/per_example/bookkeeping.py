@@ -30,7 +30,7 @@ from hush.per_example.model_rng import NotPerExample, drawing
 from hush.per_example.reads import start_again, watching_reads
 from hush.per_example.result import NonFiniteRows, PerExampleGradients, Weights, weights_of
 from hush.per_example.rounding import exact_products
-from hush.per_example.terms import Materialized, Term, bound_in_chunks, merge_terms
+from hush.per_example.terms import Materialized, Term, bound_in_chunks, merge_terms, sum_terms
 from hush.per_example.tracking import Entry, NoLayerRule, Session, TrackedParameter
 from hush.per_example.units import gather_rows
 from hush.privacy_unit import count_rows
@@ -61,26 +61,43 @@ class BookkeepingGradients:
     @torch.no_grad()
     def sum(self, weights: Tensor | Named, start: int = 0, stop: int | None = None) -> Named:
         """Σᵢ wᵢ gᵢ, one contraction per term."""
-        given: dict[tuple[int, torch.dtype], Weights] = {}
-        out: Named = {}
-        with exact_products():
-            for name, param in self.params.items():
-                own = weights_of(weights, name)
-                key = id(own), param.dtype
-                if key not in given:
-                    given[key] = Weights.of(own, param.dtype, start, stop, self.suspects.rows)
-                out[name] = self._sum(name, given[key])
-        return out
+        return _sum_tapes([(self, weights)], start, stop)
 
-    def _sum(self, name: str, weights: Weights) -> Tensor:
-        """Use double precision unless there is one addend per example, and where terms of a parameter can cancel."""
-        terms, param = self.terms[name], self.params[name]
-        if len(terms) == 1:
-            return terms[0].sum(weights)
-        total = torch.zeros_like(param, dtype=torch.float64)
+    @torch.no_grad()
+    def sum_block(
+        self, weights: Tensor | Named, before: Sequence[tuple[BookkeepingGradients, Tensor | Named]]
+    ) -> Named:
+        """The same over the examples of several results."""
+        return _sum_tapes([*before, (self, weights)])
+
+
+def _sum_tapes(
+    tapes: Sequence[tuple[BookkeepingGradients, Tensor | Named]], start: int = 0, stop: int | None = None
+) -> Named:
+    given: dict[tuple[int, int, torch.dtype], Weights] = {}
+    out: Named = {}
+    with exact_products():
+        for name, param in tapes[0][0].params.items():
+            parts: list[tuple[list[Term], Weights]] = []
+            for tape, weights in tapes:
+                own = weights_of(weights, name)
+                key = id(tape), id(own), param.dtype
+                if key not in given:
+                    given[key] = Weights.of(own, param.dtype, start, stop, tape.suspects.rows)
+                parts.append((tape.terms[name], given[key]))
+            out[name] = _sum_parts(param, parts)
+    return out
+
+
+def _sum_parts(param: Tensor, parts: Sequence[tuple[list[Term], Weights]]) -> Tensor:
+    """Use double precision unless there is one addend per example, and where terms of a parameter can cancel."""
+    if all(len(terms) == 1 for terms, _ in parts):
+        return sum_terms([(terms[0], weights) for terms, weights in parts])
+    total = torch.zeros_like(param, dtype=torch.float64)
+    for terms, weights in parts:
         for term in terms:
             total += term.sum_in_double(weights)
-        return total.to(param.dtype)
+    return total.to(param.dtype)
 
 
 def record_book_keeping(

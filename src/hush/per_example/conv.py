@@ -30,6 +30,7 @@ from hush.per_example.terms import (
     Term,
     TurnedRows,
     add_allowance,
+    add_doubles,
     bound_from_grams,
     chunk_of,
     compute_grams,
@@ -434,6 +435,10 @@ class Windowed:
         """Windows can cancel, so they are summed in double precision and rounded once."""
         total = self.sum_in_double(weights)
         return total.new_empty(total.shape, dtype=self.weight.dtype).copy_(total)
+
+    def add_sum(self, total: Tensor | None, weights: Weights) -> Tensor:
+        """The same in double precision, added to a sum."""
+        return add_doubles(total, self.sum_in_double(weights))
 
     def sum_in_double(self, weights: Weights) -> Tensor:
         """One matrix product for a few examples at a time, in double precision."""

@@ -60,13 +60,18 @@ class Lookup:
         """Add every weighted sum to its token's row: one addend per example."""
         return self._add_to_table(weights.rows(self.tokens), weights.scale(self.sums))
 
+    def add_sum(self, total: Tensor | None, weights: Weights) -> Tensor:
+        """The same, added to a sum."""
+        return self._add_to_table(weights.rows(self.tokens), weights.scale(self.sums), total)
+
     def sum_in_double(self, weights: Weights) -> Tensor:
         """The same in double precision."""
         scale = weights.values.double().view(-1, 1, 1)
         return self._add_to_table(weights.rows(self.tokens), weights.rows(self.sums) * scale)
 
-    def _add_to_table(self, tokens: Tensor, scaled: Tensor) -> Tensor:
-        return scaled.new_zeros(self.table).index_add_(0, tokens.flatten(), scaled.flatten(0, 1))
+    def _add_to_table(self, tokens: Tensor, scaled: Tensor, total: Tensor | None = None) -> Tensor:
+        total = scaled.new_zeros(self.table) if total is None else total
+        return total.index_add_(0, tokens.flatten(), scaled.flatten(0, 1))
 
 
 class _Embedding(torch.autograd.Function):

@@ -252,7 +252,7 @@ def _judge_few(case: EngineComparison, book: Book, rewind: Any, *, last: bool = 
     rewind()
     ours, trouble = None, ""
     try:
-        ours = case.keep_book(book)
+        ours = case.run_bookkeeping(book)
     except NoLayerRule as stop:
         trouble = stop.why
     except HushError:
@@ -279,7 +279,7 @@ def _judge_batch(case: EngineComparison, which: Tensor, book: Book, found: _Foun
     """The few examples in their batch against the same ones alone; rounding differences of float32 are ignored."""
     rewind()
     try:
-        mixed = is_mixed(case, case.keep_book(book), which, book, found.engine, found.random, rewind)
+        mixed = is_mixed(case, case.run_bookkeeping(book), which, book, found.engine, found.random, rewind)
     except NoLayerRule as stop:  # a rule that applied to three examples but not to the batch
         return replace(found, why=stop.why)
     return replace(found, why=MIXED if mixed else "")

@@ -94,7 +94,7 @@ class EngineComparison:
         points = [Point(p.coefficient, double(p.params), double(p.content)) for p in self.points]
         return EngineComparison(self.model, self.losses, double(self.content), self.n, points)
 
-    def keep_book(self, book: Book) -> PerExampleGradients:
+    def run_bookkeeping(self, book: Book) -> PerExampleGradients:
         """Record the whole batch by book-keeping."""
         return book(self.content, self.n, self.points)
 
@@ -166,7 +166,7 @@ def is_mixed(
 
     def is_different(case: EngineComparison) -> bool:
         rewind()
-        return not is_unmixed(case, case.keep_book(book), *given)
+        return not is_unmixed(case, case.run_bookkeeping(book), *given)
 
     return bool(judge_in_float64(case, is_different, lambda: True))
 
@@ -178,7 +178,7 @@ def _is_own(
     then the difference from the examples alone is rounding caused by another number of rows."""
     rewind()
     try:
-        blank = case.blank_others(which).keep_book(book)
+        blank = case.blank_others(which).run_bookkeeping(book)
     except Exception:  # the model does not accept empty rows, so nothing is accepted
         return False
     return rows_agree(tape, which, blank, at=which)

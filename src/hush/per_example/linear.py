@@ -14,6 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from hush.per_example.conv import Convolution
+from hush.per_example.rounding import align, empty_aligned
 from hush.per_example.terms import Materialized, OuterProduct
 from hush.per_example.tracking import (
     Entry,
@@ -26,18 +27,31 @@ from hush.per_example.tracking import (
 )
 
 
+def multiply_rows(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x · matrix + bias for x of any number of dimensions, with aligned rows of the factor and of the result."""
+    if not x.is_cpu or x.dim() < 2 or not x.numel():
+        return x @ matrix if bias is None else x @ matrix + bias
+    rows = align(x.flatten(0, -2))
+    out = empty_aligned(x, (len(rows), matrix.shape[1]))
+    if bias is None:
+        torch.mm(rows, matrix, out=out)
+    else:
+        torch.addmm(bias, rows, matrix, out=out)
+    return out.view(*x.shape[:-1], matrix.shape[1]) if x.dim() > 2 else out
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, x: Tensor, weight: Tensor, bias: Any, entries: Any) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.entries = entries
-        return F.linear(x, weight, bias)
+        return multiply_rows(x, weight.t(), bias)
 
     @staticmethod
     def backward(ctx: Any, gy: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         leave_linear(ctx.entries, x, gy)
-        return None, gy @ weight if ctx.needs_input_grad[1] else None, None, None, None
+        return None, multiply_rows(gy, weight) if ctx.needs_input_grad[1] else None, None, None, None
 
 
 def leave_linear(entries: tuple[Entry | None, Entry | None], x: Tensor, gy: Tensor) -> None:
@@ -146,14 +160,14 @@ class _Matmul(torch.autograd.Function):
     def forward(ctx: Any, anchor: Tensor, x: Tensor, weight: Tensor, entries: tuple[Entry]) -> Tensor:
         ctx.save_for_backward(x, weight)
         (ctx.entry,) = entries
-        return x @ weight
+        return multiply_rows(x, weight)
 
     @staticmethod
     def backward(ctx: Any, gy: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         a, b = (t.reshape(t.shape[0], -1, t.shape[-1]) for t in (gy, x))
         ctx.entry.leave(OuterProduct(a, b).choose_form())
-        return None, gy @ weight.t() if ctx.needs_input_grad[1] else None, None, None
+        return None, multiply_rows(gy, weight.t()) if ctx.needs_input_grad[1] else None, None, None
 
 
 @handles(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)

@@ -8,11 +8,11 @@ is guaranteed about the rounding of both; ARITHMETIC.md derives it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -59,6 +59,12 @@ class PerExampleGradients(Protocol):
         """Σᵢ wᵢ gᵢ over the examples start … stop−1 (all by default); ``weights`` has one entry per example."""
         ...
 
+    def sum_block(self, weights: Tensor | Named, before: Sequence[tuple[Any, Tensor | Named]]) -> Named:
+        """The same sum over these examples and those ``before``: other results of the same model, with their weights.
+
+        It has the same properties, with the examples of all results as addends."""
+        ...
+
 
 @dataclass(eq=False)
 class NonFiniteRows:
@@ -97,6 +103,20 @@ class MaterializedGradients:
             }
             return {name: sum_rows(g, chosen[name]) for name, g in self.gradients.items()}
 
+    @torch.no_grad()
+    def sum_block(
+        self, weights: Tensor | Named, before: Sequence[tuple[MaterializedGradients, Tensor | Named]]
+    ) -> Named:
+        """One vector-matrix product per result, each added to the last."""
+        first, *others = [*before, (self, weights)]
+        total = first[0].sum(first[1])
+        with exact_products():
+            for tape, given in others:
+                for name, g in tape.gradients.items():
+                    chosen = Weights.of(weights_of(given, name), g.dtype, suspects=tape.suspects.rows)
+                    total[name] = add_rows(total[name], g, chosen)
+        return total
+
 
 @dataclass(frozen=True)
 class EmptyGradients:
@@ -112,6 +132,10 @@ class EmptyGradients:
     def sum(self, weights: Tensor | Named, start: int = 0, stop: int | None = None) -> Named:
         """Zeros."""
         return {name: torch.zeros_like(p) for name, p in self.params.items()}
+
+    def sum_block(self, weights: Tensor | Named, before: Sequence[tuple[EmptyGradients, Tensor | Named]]) -> Named:
+        """Zeros."""
+        return self.sum(weights)
 
 
 def weights_of(weights: Tensor | Named, name: str) -> Tensor:
@@ -164,22 +188,68 @@ def sum_rows(rows: Tensor, weights: Weights) -> Tensor:
     return (weights.values @ part.reshape(part.shape[0], math.prod(shape))).view(shape)
 
 
+def add_rows(total: Tensor, rows: Tensor, weights: Weights) -> Tensor:
+    """total + Σᵢ wᵢ rowsᵢ, with one addend per example."""
+    part = weights.rows(rows)
+    flat = part.reshape(part.shape[0], total.numel())
+    return torch.addmv(total.reshape(-1), flat.t(), weights.values).view(total.shape)
+
+
+@dataclass(eq=False)
+class BlockSums:
+    """The sums of a block of chunks: each is computed when the last chunk was recorded.
+
+    Until then `add` returns zeros, which :meth:`is_later` recognizes: a query that adds up its chunks gets the whole
+    sum with the last one."""
+
+    chunks: int
+    waiting: list[list[tuple[PerExampleGradients, Tensor | Named]]] = field(default_factory=list)
+    zeros: Named = field(default_factory=dict)
+
+    def add(self, number: int, tape: PerExampleGradients, weights: Tensor | Named, params: Named) -> Named:
+        """The sum of the block if this is its last chunk; ``number`` counts the sums of one chunk."""
+        if number == len(self.waiting):
+            self.waiting.append([])
+        before = self.waiting[number]
+        if len(before) + 1 < self.chunks:
+            before.append((tape, weights))
+            if not self.zeros:
+                self.zeros = {name: p.new_zeros(()).expand(p.shape) for name, p in params.items()}
+            return dict(self.zeros)
+        self.waiting[number] = []
+        return tape.sum_block(weights, before)
+
+    def is_later(self, name: str, value: Tensor) -> bool:
+        """Whether a value is the zeros that stand for a sum of the block."""
+        return self.zeros.get(name) is value
+
+    @property
+    def complete(self) -> bool:
+        """Whether every sum was computed."""
+        return not any(self.waiting)
+
+
 @dataclass(eq=False)
 class CurrentPiece:
     """The chunk being computed, and whether anything was recorded of it."""
 
     piece: Chunk
+    block: BlockSums
+    params: Named
     recorded: bool = False
     digests: RowDigests | None = None  # collects what is computed for every row, in a run's first check
+    sums: int = 0  # number of sums computed of this chunk
 
 
 _CURRENT: ContextVar[CurrentPiece | None] = ContextVar("piece", default=None)
 
 
 @contextmanager
-def microbatch_scope(piece: Chunk, digests: RowDigests | None = None) -> Iterator[CurrentPiece]:
-    """Within it, recordings are of this chunk."""
-    seen = CurrentPiece(piece, digests=digests)
+def microbatch_scope(
+    piece: Chunk, params: Named | None = None, block: BlockSums | None = None, digests: RowDigests | None = None
+) -> Iterator[CurrentPiece]:
+    """Within it, recordings are of this chunk; it is a whole block unless ``block`` has several."""
+    seen = CurrentPiece(piece, block or BlockSums(1), params or {}, digests=digests)
     token = _CURRENT.set(seen)
     try:
         yield seen
@@ -203,50 +273,44 @@ def fit_to_piece(tape: PerExampleGradients) -> PerExampleGradients:
     seen.recorded = True
     if seen.digests is not None:
         seen.digests.add("", tape)
-    return MicrobatchGradients(tape, seen.piece, seen.digests)
+    return MicrobatchGradients(tape, seen)
 
 
 @dataclass(frozen=True)
 class MicrobatchGradients:
-    """A result whose empty rows are ignored and whose sums are cut into blocks."""
+    """The result of a chunk: its empty rows are ignored, and its sums are those of its block."""
 
     tape: PerExampleGradients
-    piece: Chunk
-    digests: RowDigests | None = None
+    seen: CurrentPiece
+
+    @property
+    def _empty(self) -> Tensor | None:
+        return self.seen.piece.empty
 
     @property
     def losses(self) -> Tensor:
         """The examples' losses; empty rows are left out."""
         losses = self.tape.losses
-        return losses if self.piece.empty is None else losses[~self.piece.empty.to(losses.device)]
+        return losses if self._empty is None else losses[~self._empty.to(losses.device)]
 
     def squared_norms(self, certain: bool = True) -> Named:
         """The squared norms, infinite at empty rows."""
         found = self.tape.squared_norms(certain)
-        if self.digests is not None:
-            self.digests.add("norm", found)
-        if self.piece.empty is None:
+        if self.seen.digests is not None:
+            self.seen.digests.add("norm", found)
+        if self._empty is None or not bool(self._empty.any()):
             return found
-        return {name: v.masked_fill(self.piece.empty.to(v.device), torch.inf) for name, v in found.items()}
+        return {name: v.masked_fill(self._empty.to(v.device), torch.inf) for name, v in found.items()}
 
     def sum(self, weights: Tensor | Named, start: int = 0, stop: int | None = None) -> Named:
-        """Σᵢ wᵢ gᵢ: parts of a block in the gradients' own type, blocks in float64."""
+        """Σᵢ wᵢ gᵢ over the chunk's block, if this is its last chunk (:class:`BlockSums`)."""
         assert (start, stop) == (0, None), "a chunk is summed as a whole"
-        if self.digests is not None:
-            self.digests.add("clip factor", weights)
-        total: Named | None = None
-        for bounds in self.piece.blocks:
-            block = self._sum_block(weights, bounds)
-            if total is None:
-                total = block
-            else:
-                total = {name: total[name].double().add_(value) for name, value in block.items()}
-        assert total is not None
-        return total
+        if self.seen.digests is not None:
+            self.seen.digests.add("clip factor", weights)
+        number = self.seen.sums
+        self.seen.sums += 1
+        return self.seen.block.add(number, self.tape, weights, self.seen.params)
 
-    def _sum_block(self, weights: Tensor | Named, bounds: tuple[int, ...]) -> Named:
-        total = self.tape.sum(weights, bounds[0], bounds[1])
-        for low, high in zip(bounds[1:-1], bounds[2:], strict=True):
-            for name, value in self.tape.sum(weights, low, high).items():
-                total[name] += value
-        return total
+    def sum_block(self, weights: Tensor | Named, before: Sequence[tuple[Any, Tensor | Named]]) -> Named:
+        """Chunks of a run are added by :meth:`sum`."""
+        raise NotImplementedError

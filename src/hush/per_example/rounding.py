@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -94,6 +94,27 @@ def round_towards_zero(values: Tensor, dtype: torch.dtype) -> Tensor:
         return near
     over = near.abs().double() > values.abs().double()
     return torch.where(over, torch.nextafter(near, torch.zeros_like(near)), near)
+
+
+# On a CPU, the bits of a matrix product can depend on how its rows lie relative to a cache line, and so on the position
+# of an example. Examples that all begin at a multiple of a line have the same bits at every position.
+
+LINE = 64  # bytes
+
+
+def align(x: Tensor) -> Tensor:
+    """The same values, with every example (or row) at a multiple of a cache line."""
+    inner = math.prod(x.shape[1:])
+    if not x.is_cpu or x.stride(0) * x.element_size() % LINE == 0 and (inner <= 1 or x[:1].is_contiguous()):
+        return x
+    return empty_aligned(x, x.shape).copy_(x)
+
+
+def empty_aligned(like: Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+    """A tensor whose examples begin at multiples of a cache line."""
+    inner, each = math.prod(shape[1:]), LINE // (dtype or like.dtype).itemsize
+    flat = like.new_empty(shape[0], -(-inner // each) * each, dtype=dtype)[:, :inner]
+    return flat if len(shape) == 2 else flat.view(tuple(shape))
 
 
 Switch = tuple[Any, str, tuple[Any, ...]]

@@ -20,8 +20,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hush.per_example.result import Weights, sum_rows
-from hush.per_example.rounding import BLOCK, FLOOR, SPARE, bound_squares, gamma, underflow, underflow_margin
+from hush.per_example.result import Weights, add_rows, sum_rows
+from hush.per_example.rounding import (
+    BLOCK,
+    FLOOR,
+    SPARE,
+    align,
+    bound_squares,
+    empty_aligned,
+    gamma,
+    underflow,
+    underflow_margin,
+)
 
 # The cost model that chooses the cheaper way to a norm for each layer: per example, for a weight of in × out used at P
 # positions, in nanoseconds of one core. Materializing the gradient costs P·in·out·a + in·out·b (compute, store, read
@@ -48,8 +58,12 @@ def held_is_cheaper(positions: int, inputs: int, outputs: int) -> bool:
 
 
 def chunk_of(numbers_per_example: int, n: int) -> int:
-    """How many examples to process at a time so that a temporary stays in the cache."""
-    return max(1, min(n, CHUNK // max(1, numbers_per_example)))
+    """How many examples to process at a time so that a temporary stays in the cache.
+
+    If possible all groups are of one size, because products of another number of examples may round differently."""
+    most = max(1, min(n, CHUNK // max(1, numbers_per_example)))
+    even = next(size for size in range(most, 0, -1) if n % size == 0) if n else most
+    return even if 2 * even >= most else most
 
 
 def depth_of(width: int) -> int:
@@ -94,9 +108,33 @@ class Term(Protocol):
         """Σᵢ wᵢ gᵢ with one addend per example, or in double precision and rounded once."""
         ...
 
+    def add_sum(self, total: Tensor | None, weights: Weights) -> Tensor:
+        """``total`` + Σᵢ wᵢ gᵢ, with one addend per example or in double precision; ``total`` is such a sum over other
+        examples, or None, and may be written to."""
+        ...
+
     def sum_in_double(self, weights: Weights) -> Tensor:
         """Σᵢ wᵢ gᵢ in double precision."""
         ...
+
+
+def sum_terms(parts: Sequence[tuple[Term, Weights]]) -> Tensor:
+    """Σᵢ wᵢ gᵢ over the examples of terms of one kind."""
+    (first, weights), *others = parts
+    if not others:
+        return first.sum(weights)
+    if isinstance(first, OuterProduct) and first.a.shape[1] == 1:
+        pairs = [(w.scale(t.b), w.rows(t.a)) for t, w in parts if isinstance(t, OuterProduct)]
+        return torch.cat([b.squeeze(1) for b, _ in pairs]).t() @ torch.cat([a.squeeze(1) for _, a in pairs])
+    total = first.add_sum(None, weights)
+    for term, more in others:
+        total = term.add_sum(total, more)
+    return total
+
+
+def add_doubles(total: Tensor | None, more: Tensor) -> Tensor:
+    """The sum of two sums in double precision, the first of which may be missing."""
+    return more if total is None else total.add_(more)
 
 
 @dataclass(frozen=True)
@@ -120,6 +158,10 @@ class Materialized:
     def sum(self, weights: Weights) -> Tensor:
         """One vector-matrix product: one addend per example."""
         return sum_rows(self.values, weights)
+
+    def add_sum(self, total: Tensor | None, weights: Weights) -> Tensor:
+        """The same, added to a sum."""
+        return sum_rows(self.values, weights) if total is None else add_rows(total, self.values, weights)
 
     def sum_in_double(self, weights: Weights) -> Tensor:
         """The same in double precision, a few examples at a time."""
@@ -154,6 +196,10 @@ class TurnedRows:
         """One addend per example."""
         return self.held.sum(weights).movedim(-1, 1).contiguous()
 
+    def add_sum(self, total: Tensor | None, weights: Weights) -> Tensor:
+        """The same, added to a sum; the result is a view of one in this layout."""
+        return self.held.add_sum(None if total is None else total.movedim(1, -1), weights).movedim(-1, 1)
+
     def sum_in_double(self, weights: Weights) -> Tensor:
         """The same in double precision."""
         return self.held.sum_in_double(weights).movedim(-1, 1).contiguous()
@@ -168,7 +214,9 @@ class OuterProduct:
 
     def rows(self, start: int, stop: int) -> Tensor:
         """gᵢ by one batched product."""
-        return self.b[start:stop].transpose(1, 2) @ self.a[start:stop]
+        a, b = align(self.a[start:stop]), align(self.b[start:stop])
+        out = empty_aligned(a, (len(a), b.shape[2], a.shape[2]))
+        return torch.bmm(b.transpose(1, 2), a, out=out)
 
     def reach(self) -> RoundingBound:
         """The bound for the sum over positions."""
@@ -194,6 +242,12 @@ class OuterProduct:
             return self.sum_in_double(weights).to(self.a.dtype)
         return weights.scale(self.b).squeeze(1).t() @ weights.rows(self.a).squeeze(1)
 
+    def add_sum(self, total: Tensor | None, weights: Weights) -> Tensor:
+        """The same, added to a sum; in double precision if there are several positions."""
+        if self.a.shape[1] > 1:
+            return add_doubles(total, self.sum_in_double(weights))
+        return self.sum(weights) if total is None else total.add_(self.sum(weights))
+
     def sum_in_double(self, weights: Weights) -> Tensor:
         """The same in double precision, with chunks of positions that stay in the cache."""
         a = weights.rows(self.a).flatten(0, 1)
@@ -218,8 +272,9 @@ class OuterProduct:
 
 def compute_grams(a: Tensor) -> Tensor:
     """The Gram matrices (a_p·a_q) of each example; inner products of more than ``BLOCK`` numbers in chunks."""
+    a = align(a)
     if a.shape[2] <= BLOCK:
-        return torch.bmm(a, a.transpose(1, 2))
+        return torch.bmm(a, a.transpose(1, 2), out=empty_aligned(a, (len(a), a.shape[1], a.shape[1])))
     total = a.new_zeros(a.shape[0], a.shape[1], a.shape[1], dtype=torch.float64)
     for part in torch.split(a, BLOCK, 2):
         total += torch.bmm(part, part.transpose(1, 2))

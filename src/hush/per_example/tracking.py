@@ -21,7 +21,7 @@ It may rely on the following: the session's ``n`` is the number of examples (of 
 even if the input needs none; it runs once for every forward, and its backward at most once.
 
 A new rule touches two files: the module of rules it belongs to (:mod:`hush.per_example.linear`,
-:mod:`hush.per_example.embedding`, :mod:`hush.per_example.norm`), and ``tests/gradients/test_layer_rules.py``, where a
+:mod:`hush.per_example.embedding`, :mod:`hush.per_example.norm`), and ``tests/per_example/test_tracking.py``, where a
 row of the table tests all four guarantees. A new module of rules is also imported by
 :mod:`hush.per_example.bookkeeping`.
 """

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hush.per_example.embedding import Lookup
 from hush.per_example.result import Weights
-from hush.per_example.terms import Materialized, OuterProduct, RoundingBound, Term, bound_in_chunks
+from hush.per_example.terms import Materialized, OuterProduct, RoundingBound, Term, add_doubles, bound_in_chunks
 
 
 def gather_rows(term: Term, n: int, m: int, like: Tensor) -> Term:
@@ -65,6 +65,10 @@ class Gathered:
     def sum(self, weights: Weights) -> Tensor:
         """Rows can cancel, so they are summed in double precision and rounded once."""
         return self.sum_in_double(weights).to(self.like.dtype)
+
+    def add_sum(self, total: Tensor | None, weights: Weights) -> Tensor:
+        """The same in double precision, added to a sum."""
+        return add_doubles(total, self.sum_in_double(weights))
 
     def sum_in_double(self, weights: Weights) -> Tensor:
         """Every row with the weight of its unit."""

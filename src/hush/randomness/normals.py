@@ -1,78 +1,153 @@
-"""Standard normal vectors from a 256-bit key: AES in counter mode, then the transform of Box and Muller (1958).
+"""Standard normal vectors from a 256-bit key, and noise added to sums.
 
-Two independent integers k₁, k₂, uniform over b + 1 bits with sign, give √(−ln s)·(cos θ, sin θ) with
-s = (k₁² + ¼)/2^{2b} and θ = πk₂/2^b; b is 31 in float32 and 63 in float64, the bits as they lie in memory.
+The bits are AES in counter mode; `hush._internal.noise_kernel` turns them into normal numbers.
 
-The vector is made in blocks of 2¹⁵ numbers. Block i reads the i-th segment of the key's stream: first all k₁, then all
-k₂, which become all cosines, then all sines. A block depends on (key, i) alone, so the vector is the same for any
-number of threads. The key of (secret, stream, step) is used for nothing else.
+A vector is made in blocks of 2¹⁵ numbers. Block i reads the i-th segment of the key's stream, 2¹⁸ bytes: first 2¹⁴
+words a, then 2¹⁴ words b, little-endian; it holds the first numbers of all pairs, then the second numbers. A block
+depends on (key, i) alone, so the vector is the same for any number of threads. The key of (secret, stream, step) is
+used for nothing else. Numbers are made on the CPU and in float64, also for other devices and types: one definition,
+the same bits everywhere.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hush._internal import noise_kernel as kernel
+from hush._internal.noise_kernel import PAIRS, Doubles, Words
 from hush.randomness.cipher import BLOCK_BYTES, Keystream
 from hush.randomness.secret import Secret
 
-PAIRS = 1 << 14  # of one block: its buffers stay in the second-level cache, and no operation is split over threads
 BLOCK = 2 * PAIRS
+WORD = 8  # bytes
+
+
+def count_pairs(size: int) -> int:
+    """The number of pairs of which a vector of ``size`` numbers has at least one number."""
+    blocks, rest = divmod(size, BLOCK)
+    return blocks * PAIRS + min(PAIRS, rest)
 
 
 def normal(secret: Secret, stream: str, step: int, like: Tensor, start: int = 0) -> Tensor:
     """A flat standard normal vector with the length, type and device of ``like``, keyed by (secret, stream, step).
 
-    On the CPU ``start`` (a multiple of a block) selects the part of a longer vector that begins there. The bits are
-    AES-256 in counter mode, so they are cryptographically secure, and the result does not depend on the number of
-    threads.
+    ``start`` (a multiple of a block) selects the part of a longer vector that begins there. The bits are AES-256 in
+    counter mode, so they are cryptographically secure, and the result does not depend on the number of threads.
     """
-    if like.device.type == "cuda":
-        assert start == 0, "the part of a vector is made on the CPU only"
-        seed = int.from_bytes(secret.derive(stream, step, size=8), "little", signed=True)
-        device_generator = torch.Generator(like.device).manual_seed(seed)
-        return torch.randn(like.numel(), generator=device_generator, dtype=like.dtype, device=like.device)
-    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-    return normal_of_key(secret.derive(stream, step, size=32), like.numel(), dtype, start).to(like.device, like.dtype)
+    made = normal_of_key(secret.derive(stream, step, size=32), like.numel(), torch.float64, start)
+    return made.to(like.device, like.dtype)
 
 
 def normal_of_key(key: bytes, size: int, dtype: torch.dtype, start: int = 0) -> Tensor:
-    """``size`` standard normal numbers of a key, in float32 or float64; ``start`` is a multiple of a block."""
+    """``size`` standard normal numbers of a key; ``start`` is a multiple of a block."""
     first, stray = divmod(start, BLOCK)
     assert stray == 0, "numbers are made in blocks"
+    out = torch.empty(-(-size // BLOCK), 2, PAIRS, dtype=torch.float64)
+    rows, level = out.numpy(), kernel.best_level()
+
+    def fill(block: int, a: Words, b: Words) -> None:
+        pairs = len(a)
+        kernel.normals(a, b, rows[block, 0, :pairs], rows[block, 1, :pairs], level)
+
+    _each_block(key, size, first, fill)
+    return out.view(-1)[:size].to(dtype)
+
+
+def add_normal(
+    secret: Secret,
+    stream: str,
+    step: int,
+    sums: Sequence[Tensor],
+    scale: float,
+    spacing: float,
+    divisor: float,
+    level: int | None = -1,
+) -> None:
+    """total ← [total + scale · z] / divisor in place, where [·] rounds to a multiple of ``spacing``, a power of two.
+
+    z is the vector of (secret, stream, step) over all sums together. The bits are those of `normal` and
+    `hush.noise.base.add_noise`, in one pass over the sums. ``level`` is an index of `kernel.LEVELS`, or None for numpy;
+    by default the best of this machine.
+    """
+    level = kernel.best_level() if level == -1 else level
+    flats = [_as_flat(total) for total in sums]
+    starts = np.array([0, *accumulate(map(len, flats))], np.uint64)
+    key, size = secret.derive(stream, step, size=32), int(starts[-1])
+    factors = 1.0 / spacing, scale / spacing, spacing / divisor
+    add = _add_by_numpy(flats, factors) if level is None else _add_by_kernel(flats, starts, factors, level)
+    _each_block(key, size, 0, add)
+    for total, flat in zip(sums, flats, strict=True):
+        if total.data_ptr() != flat.data_ptr() or total.dtype != flat.dtype:
+            total.copy_(flat.view(total.shape))
+
+
+Adder = Callable[[int, Words, Words], None]
+
+
+def _as_flat(total: Tensor) -> Tensor:
+    """The sum as a contiguous vector on the CPU in float32 or float64, in its own memory where possible."""
+    flat = total.detach().reshape(-1).contiguous().cpu()
+    return flat if flat.dtype in (torch.float32, torch.float64) else flat.double()
+
+
+def _add_by_kernel(flats: list[Tensor], starts: Words, factors: tuple[float, float, float], level: int) -> Adder:
+    sums = np.array([flat.data_ptr() for flat in flats], np.uint64)
+    doubles = np.array([flat.dtype == torch.float64 for flat in flats], np.uint8)
+    tables, add = [each.ctypes.data for each in (starts, sums, doubles)], kernel.load().hush_add
+
+    def block_of(block: int, a: Words, b: Words) -> None:
+        add(level, a.ctypes.data, b.ctypes.data, block * BLOCK, len(doubles), *tables, *factors)
+
+    block_of.keep = (starts, sums, doubles)  # type: ignore[attr-defined]  # the addresses above are theirs
+    return block_of
+
+
+def _add_by_numpy(flats: list[Tensor], factors: tuple[float, float, float]) -> Adder:
+    arrays = [flat.numpy() for flat in flats]
+    ends = list(accumulate(map(len, arrays)))
+
+    def block_of(block: int, a: Words, b: Words) -> None:
+        z: Doubles = np.zeros((2, PAIRS))
+        kernel.normals(a, b, z[0, : len(a)], z[1, : len(a)], None)
+        low, row = block * BLOCK, z.reshape(-1)
+        for array, end in zip(arrays, ends, strict=True):
+            start = end - len(array)
+            one, two = max(start, low), min(end, low + BLOCK)
+            if one < two:
+                kernel.round_into(array[one - start : two - start], row[one - low : two - low], *factors)
+
+    return block_of
+
+
+def _each_block(key: bytes, size: int, first: int, use: Adder) -> None:
+    """Call ``use(i, a, b)`` with the words of block ``first`` + i for all blocks of a vector, in several threads if it
+    is long; of a last block that is shorter than its first numbers, with the words that these need."""
     blocks = -(-size // BLOCK)
-    out = torch.empty(blocks, 2, PAIRS, dtype=dtype)
+
+    def some(low: int, high: int) -> None:
+        words = np.empty((2, PAIRS), np.uint64)
+        octets, stream = words.reshape(-1).view(np.uint8), Keystream(key, (first + low) * BLOCK * WORD // BLOCK_BYTES)
+        for block in range(low, high):
+            pairs = min(PAIRS, size - block * BLOCK)
+            if pairs == PAIRS:
+                stream.fill(octets)
+            else:
+                stream.fill(octets[: WORD * pairs])
+                half = ((first + block) * BLOCK + PAIRS) * WORD // BLOCK_BYTES
+                Keystream(key, half).fill(octets[WORD * PAIRS : WORD * (PAIRS + pairs)])
+            use(block, words[0, :pairs], words[1, :pairs])
+
     threads = min(torch.get_num_threads(), blocks // 4)
     if threads < 2:
-        _fill(key, out, first)
-    else:
-        cuts = [blocks * i // threads for i in range(threads + 1)]
-        with ThreadPoolExecutor(threads) as pool:
-            parts = [pool.submit(_fill, key, out[a:b], first + a) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
-            for part in parts:
-                part.result()
-    return out.view(-1)[:size]
-
-
-def _fill(key: bytes, out: Tensor, first: int) -> None:
-    """Fill the blocks from number ``first`` on; every call has its own key stream."""
-    bits, block_bytes = 8 * out.element_size() - 1, 2 * PAIRS * out.element_size()
-    stream = Keystream(key, first * block_bytes // BLOCK_BYTES)
-    integers = torch.empty(2, PAIRS, dtype=torch.int64 if out.dtype == torch.float64 else torch.int32)
-    octets = integers.numpy().reshape(-1).view(np.uint8)
-    both = out.new_empty(2, PAIRS)
-    k, angle = both.unbind()
-    quarter, square = out.new_full((), 0.25 / 4.0**bits), 1 / 4.0**bits
-    turn = out.new_full((), math.pi / 2.0**bits)
-    halves = out.view(-1, PAIRS).unbind()
-    for cosine, sine in zip(halves[::2], halves[1::2], strict=True):
-        stream.fill(octets)
-        both.copy_(integers)
-        radius = torch.addcmul(quarter, k, k, value=square, out=k).log_().neg_().sqrt_()
-        angle.mul_(turn)
-        torch.cos(angle, out=cosine).mul_(radius)
-        torch.sin(angle, out=sine).mul_(radius)
+        some(0, blocks)
+        return
+    cuts = [blocks * i // threads for i in range(threads + 1)]
+    with ThreadPoolExecutor(threads) as pool:
+        for part in [pool.submit(some, low, high) for low, high in zip(cuts[:-1], cuts[1:], strict=True)]:
+            part.result()

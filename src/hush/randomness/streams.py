@@ -1,9 +1,8 @@
 """The name of every random stream: the only place where these strings are written.
 
 A key is derived from (secret, stream name, step), so a renamed stream changes every seeded run, and two purposes that
-share a name share their randomness. The strings are data and never change; add a new one for a new purpose.
-
-
+share a name share their randomness. The strings are data and never change; add a new one for a new purpose. A 2 at
+the end of a name marks noise made by `hush._internal.noise_kernel`; an earlier transform used the name without it.
 """
 
 from __future__ import annotations
@@ -11,18 +10,15 @@ from __future__ import annotations
 # Sampling and aggregation
 ORDER = "order"  # fixed batches and groups; stays with the first secret of a run when a fresh one replaces it
 SAMPLING = "sampling"  # coins and subsets of each step
-PLACES = "places"  # the slots of a batch
+ROW_ORDER = "row order"  # the order of the examples of a batch, which is cut into chunks
 SPOT_CHECK = "spot check"  # which steps and rows the isolation checks look at
 
 # Noise
-ROWS = "rows"  # released rows of `hush.sanitize`
-HYBRID_ROWS = "hybrid/rows"  # released rows of sanitize-hybrid
-HISTOGRAMS = "histograms"  # noisy histograms of columns and classes
+ROWS = "rows2"  # released rows of `hush.sanitize`
+HISTOGRAMS = "histograms2"  # noisy histograms of columns and classes
 
 # Randomised labels
 LABELS_FIRST = "labels/first"
-LABELS_SECOND = "labels/second"
-LABELS_SPLIT = "labels/split"
 
 # Digests and checks
 SECRET_NAME = "name"  # identifies a secret without revealing it
@@ -52,12 +48,12 @@ BATCH_EFFECT = "company"  # a public secret for measuring the effect of other ro
 
 def noise(channel: str) -> str:
     """The noise added to a channel's sum."""
-    return f"noise/{channel}"
+    return f"noise2/{channel}"
 
 
 def private_metrics(part: str) -> str:
     """The noise of released metrics: of the confusion matrix or of the histograms."""
-    return f"figures {part}"
+    return f"figures2 {part}"
 
 
 def data_release(key: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from hush._internal.validate import choice, is_finite
 from hush.errors import InvalidInputError
-from hush.tabular.columns import Column
+from hush.tabular.columns import Category, Number
 from hush.tabular.schema import Schema, public_columns, read_schema
 
 FORMAT = "hush model 1"
@@ -197,7 +197,7 @@ def rebuild_schema(given: Mapping[str, Any]) -> Schema:
     if not {"target", "columns"} <= found.keys():
         raise InvalidInputError("a released schema must have a target and columns")
     columns, classes = public_columns(found["columns"]), tuple(found.get("classes", ()))
-    target = Column(found["target"], "category" if classes else "number")
+    target = Category(found["target"]) if classes else Number(found["target"])
     return Schema((*columns.values(), target), target.name, classes, target_range=found.get("target_range"))
 
 

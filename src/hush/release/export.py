@@ -3,7 +3,8 @@
 The file takes *encoded* inputs and returns the model's outputs: ``torch`` is a program of torch.export (``.pt2``, a zip
 of JSON and plain bytes: the example inputs, which torch would pickle, are left out), ``onnx`` a graph that any ONNX
 runtime computes. The number of rows is free. The encoding of a row is in a second file
-(`describe_columns`, `describe_pixels`): every formula and its facts, enough to implement it in any language.
+(`hush.tabular.columns.describe_columns`, `describe_pixels`): every formula and its facts, enough to implement it in
+any language.
 """
 
 from __future__ import annotations
@@ -25,52 +26,15 @@ from torch.export import Dim, ExportedProgram
 from hush._internal.storage import remove_parts, write_together
 from hush._internal.text import dump_json
 from hush._internal.validate import choice
-from hush.datasets.models import Encoder
 from hush.errors import InvalidInputError, MissingDependencyError
 from hush.release.description import Description
 from hush.release.load import ReleasedModel, load
 from hush.release.predict import check_new_file
-from hush.tabular.columns import WAVES, WEEK_WAVES, Column, count_days, find_stand_in
-from hush.tabular.reader import MISSING, PAIRS, POINT
+from hush.tabular.columns import Encoder, describe_columns
 
 ENCODING = "hush encoding 1"
 FORMATS = {"torch": ".pt2", "onnx": ".onnx"}
 EXAMPLES = 2  # rows to trace with: torch takes 0 and 1 for fixed sizes
-FUNCTIONS = {
-    "range": "2·(min(max(x, low), high) − low)/(high − low) − 1, one input",
-    "asinh": "asinh(x)/4, one input",
-    "tanh": "tanh(x), one input",
-    "sin": "sin(k·asinh(10·x)) for each k of waves, as many inputs",
-    "cos": "cos(k·asinh(10·x)) for each k of waves, as many inputs",
-    "cut asinh": "asinh(min(max(x, low), high))/4, one input",
-    "cut tanh": "tanh(min(max(x, low), high)), one input",
-    "cut sin": "sin(k·asinh(10·min(max(x, low), high))) for each k of waves, as many inputs",
-    "cut cos": "cos(k·asinh(10·min(max(x, low), high))) for each k of waves, as many inputs",
-    "listed": "one input for each of values and one more: 1 at the place of the cell's text, at the last for any other "
-    "text, and 0 elsewhere",
-    "hashed": "as many inputs as buckets: 1 at the place h mod buckets and 0 elsewhere, where h is the BLAKE2b digest "
-    "of 8 bytes of the cell's text in UTF-8, read as an unsigned little-endian number",
-    "gap": "one input more, the last: 1 for a missing word, where all others are 0",
-    "flag": "2·x − 1, one input",
-    "year": "2·(min(max(x, low), high) − low)/(high − low) − 1, one input; low and high are in days",
-    "soft year": "tanh((x − 10957.275)/9131.0625), one input",
-    "season sin": "sin(2π·x/365.2425), one input",
-    "season cos": "cos(2π·x/365.2425), one input",
-    "week sin": "sin(2π·k·⌊x⌋/7) for each k of waves, as many inputs",
-    "week cos": "cos(2π·k·⌊x⌋/7) for each k of waves, as many inputs",
-    "day sin": "sin(2π·x), one input",
-    "day cos": "cos(2π·x), one input",
-    "missing": "1 where the cell holds no value, and 0 elsewhere; x is then stand_in in all other blocks of the column",
-}
-FUNCTIONS_OF_DATES = ("year", "soft year", "season sin", "season cos", "week sin", "week cos", "day sin", "day cos")
-CELLS = {
-    "number": "the cell as a decimal number, rounded to 32 bits; a missing one is the column's fill, and an error "
-    "where it has none",
-    "category": "the cell as text without white space at its ends; of a typed file's number the shortest decimal, a "
-    "whole number without '.0', a missing one as empty text",
-    "flag": "0 for a word that says no and 1 for one that says yes",
-    "date": "days from 1 January 1970 to the date, and where the column has a time the part of the day that has passed",
-}
 
 
 def export_release(model: ReleasedModel, out: Path, kind: str, *, overwrite: bool = False) -> Path:
@@ -78,8 +42,8 @@ def export_release(model: ReleasedModel, out: Path, kind: str, *, overwrite: boo
     to it, whose path is returned."""
     choice(tuple(FORMATS), format=kind)
     check_new_file(out, overwrite=overwrite)
-    beside = out.with_name(f"{out.name}.json")
-    check_new_file(beside, overwrite=overwrite)
+    partial = out.with_name(f"{out.name}.json")
+    check_new_file(partial, overwrite=overwrite)
     if model.folder.resolve() in out.resolve().parents:
         raise InvalidInputError(
             f"'{out}' lies in the release, which holds what was released and nothing else: give another --out"
@@ -94,10 +58,10 @@ def export_release(model: ReleasedModel, out: Path, kind: str, *, overwrite: boo
         "outputs": _describe_outputs(model.description),
         "guarantee": model.card["guarantee"]["sentence"],
     }
-    for path in (out, beside):
+    for path in (out, partial):
         remove_parts(path.parent, glob.escape(path.name))
-    write_together({beside: (dump_json(page, indent=2) + "\n").encode(), out: program})
-    return beside
+    write_together({partial: (dump_json(page, indent=2) + "\n").encode(), out: program})
+    return partial
 
 
 def take_apart(model: ReleasedModel) -> tuple[nn.Module, dict[str, Any]]:
@@ -191,84 +155,6 @@ def _silence() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(before)
-
-
-def describe_columns(columns: Sequence[Column]) -> dict[str, Any]:
-    """The encoding of a table's columns as JSON data: blocks of inputs in their order, each with its first place.
-
-    The order is that of `hush.datasets.models.Encoder`: numbers with a range, the fixed functions of those that have
-    them function after function, categories, flags, dates function after function, and what is missing."""
-    blocks: list[dict[str, Any]] = []
-    for column, function in _order(columns):
-        at = sum(block["count"] for block in blocks)
-        blocks.append({"at": at, "column": column.name, "function": function, **_facts(column, function)})
-    used = {block["function"] for block in blocks}
-    return {
-        "kind": "table",
-        "shape": [sum(block["count"] for block in blocks)],
-        "arithmetic": "float32",
-        "columns": [{"name": c.name, "kind": c.kind, **_describe_writing(c)} for c in columns],
-        "cells": CELLS,
-        "missing": {"words": sorted(MISSING), "of": "a number's cell in small letters without white space at its ends"},
-        "blocks": blocks,
-        "functions": {name: text for name, text in FUNCTIONS.items() if name in used},
-    }
-
-
-def _order(columns: Sequence[Column]) -> list[tuple[Column, str]]:
-    numbers = [c for c in columns if c.kind == "number"]
-    free = [(c, "" if c.low is None else "cut ") for c in numbers if c.has_waves]
-    return [
-        *((c, "range") for c in numbers if c.low is not None),
-        *((c, cut + function) for function in ("asinh", "tanh", "sin", "cos") for c, cut in free),
-        *((c, "listed" if c.values else "hashed") for c in columns if c.kind == "category"),
-        *((c, "flag") for c in columns if c.kind == "flag"),
-        *((c, function) for function in FUNCTIONS_OF_DATES for c in columns if _has_function(c, function)),
-        *((c, "missing") for c in columns if c.tells_missing),
-    ]
-
-
-def _has_function(column: Column, function: str) -> bool:
-    if column.kind != "date" or (function == "soft year" and column.low is not None):
-        return False
-    return column.time or not function.startswith("day")
-
-
-def _describe_writing(column: Column) -> dict[str, Any]:
-    """What a program must know to read the cells of a column."""
-    facts: dict[str, Any] = {} if column.fill is None else {"fill": column.fill}
-    if column.kind == "date":
-        facts |= {"format": column.form, "time": column.time}
-    if column.kind == "number" and column.decimal != POINT:
-        facts |= {"decimal": column.decimal}
-    if column.kind == "flag":
-        pairs = (column.values,) if column.values else PAIRS
-        facts |= {"no": sorted({no for no, _ in pairs}), "yes": sorted({yes for _, yes in pairs})}
-    return facts
-
-
-def _facts(column: Column, function: str) -> dict[str, Any]:
-    if column.kind == "number" and function != "missing":
-        ends = {"low": column.low, "high": column.high} if function == "range" or function.startswith("cut ") else {}
-        if function.endswith(("sin", "cos")):
-            return {"count": len(WAVES), "waves": list(WAVES), **ends}
-        return {"count": 1, **ends}
-    if function == "listed":
-        return {"count": column.width, "values": list(column.values), **_describe_gap(column)}
-    if function == "hashed":
-        return {"count": column.width, "buckets": column.buckets, **_describe_gap(column)}
-    if function == "year":
-        low, high = column.years
-        return {"count": 1, "low": count_days(low), "high": count_days(high)}
-    if function.startswith("week"):
-        return {"count": len(WEEK_WAVES), "waves": list(WEEK_WAVES)}
-    if function == "missing":
-        return {"count": 1, "stand_in": find_stand_in(column)}
-    return {"count": 1}
-
-
-def _describe_gap(column: Column) -> dict[str, Any]:
-    return {"missing": FUNCTIONS["gap"]} if column.missing else {}
 
 
 def describe_pixels(

@@ -25,7 +25,7 @@ from hush._internal.storage import explain, make_directory, write_folder
 from hush._internal.text import dump_json
 from hush.errors import InvalidInputError
 from hush.release.description import Description
-from hush.release.statement.render import page_of_card, text_of_card
+from hush.release.statement import page_of_card, text_of_card
 
 WEIGHTS, MODEL, SCHEMA, CARD = "model.safetensors", "model.json", "schema.json", "privacy.json"
 PAGE, WEB_PAGE = "PRIVACY.md", "privacy.html"

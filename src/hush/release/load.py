@@ -6,14 +6,12 @@
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as unpack
@@ -22,140 +20,13 @@ from torch import Tensor, nn
 from hush._internal.imports import call_factory, find_version
 from hush._internal.storage import explain
 from hush.accounting.guarantee import Guarantee
-from hush.datasets.images import read_image_files, read_unlabelled
-from hush.datasets.models import Encoder, build_shipped
+from hush.datasets.models import build_shipped
 from hush.datasets.problem import to_units
 from hush.errors import FormatError, InvalidInputError
-from hush.release.description import Architecture, Description, Inputs
+from hush.release.description import Architecture, Description
 from hush.release.folder import CARD, MODEL, WEIGHTS, find_release, read_description, read_json
-from hush.tabular.encode import encode_piece
-from hush.tabular.reader import Cells, Piece, TextColumn, pieces
-
-# Rows to predict on, without labels, as a model takes them: encoded by the release's public facts, as in training.
-
-ROWS = "the rows"  # what errors call rows that come from no file
-
-
-@runtime_checkable
-class Frame(Protocol):
-    """A table in memory, such as pandas and polars have: the names of its columns, and each by its name."""
-
-    @property
-    def columns(self) -> Any:
-        """The names."""
-        ...
-
-    def __getitem__(self, name: Any) -> Any:
-        """The cells of a column."""
-        ...
-
-
-def encode_rows(rows: Any, inputs: Inputs | None, *, target: str | None = None) -> Tensor:
-    """Rows as the network takes them.
-
-    ``rows`` is the path of a file (a table: .csv or .parquet; images: .npz, a folder, an image; arrays: .npz), a list
-    of one dict for each row, a dict of columns, a data frame, or a tensor that is encoded already.
-    ``target`` is what the labels are called: an array of that name in an .npz is not taken for the rows."""
-    if isinstance(rows, Tensor):
-        return rows
-    if inputs is None:
-        raise InvalidInputError("this release says nothing about its inputs: give a tensor, as the module takes it")
-    encoded = list(iterate_encoded(rows, inputs, target=target))
-    if not encoded:
-        raise InvalidInputError("there are no rows to predict on")
-    return torch.cat(encoded)
-
-
-def iterate_encoded(rows: Any, inputs: Inputs, *, target: str | None = None) -> Iterator[Tensor]:
-    """The same, some thousands of rows of a file at a time."""
-    if inputs.schema is not None and not _is_npz(rows):
-        done, where = 0, Path(rows) if isinstance(rows, str | Path) else ROWS
-        for piece in _list_pieces(rows):
-            encoded = encode_piece(piece, inputs.schema, done, where)
-            done += len(encoded)
-            yield torch.from_numpy(encoded)
-        return
-    yield encode_features(_read_features(rows, target), inputs)
-
-
-def encode_features(features: Tensor, inputs: Inputs) -> Tensor:
-    """Images or arrays, as an .npz has them, as the network takes them."""
-    if tuple(features.shape[1:]) != inputs.shape:
-        raise InvalidInputError(
-            f"an example here has the shape {tuple(features.shape[1:])}, and the model's {inputs.shape}"
-        )
-    if inputs.schema is not None and any(column.kind != "number" for column in inputs.schema.features):
-        raise InvalidInputError("the model is for a table with more than numbers, which an .npz does not have")
-    return map_range(features, inputs) if inputs.kind == "images" else features.float()
-
-
-def map_range(pixels: Tensor, inputs: Inputs) -> Tensor:
-    """Images from their public range to what the network takes: x′ = (x − low)·(b − a)/(high − low) + a."""
-    low, high = inputs.low, inputs.high
-    if low is None or high is None:
-        raise InvalidInputError("this release does not say the range of a pixel: give a tensor, as the module takes it")
-    values = pixels.float()
-    if len(values) and not (float(values.min()) >= low and float(values.max()) <= high):
-        raise InvalidInputError(f"pixels must lie in [{low:g}, {high:g}], as those did that the model was trained on")
-    first, last = inputs.onto
-    return (values - low).mul_((last - first) / (high - low)).add_(first)
-
-
-def _is_npz(rows: Any) -> bool:
-    return isinstance(rows, str | Path) and Path(rows).suffix == ".npz"
-
-
-def _read_features(rows: Any, target: str | None) -> Tensor:
-    if isinstance(rows, np.ndarray):
-        return torch.from_numpy(rows)
-    if not isinstance(rows, str | Path):
-        raise InvalidInputError(
-            f"rows of images or arrays are a file, an array or a tensor, and not a {type(rows).__name__}"
-        )
-    if not Path(rows).exists():
-        raise InvalidInputError(f"there is no file or folder '{rows}'")
-    return read_unlabelled(Path(rows), target) if _is_npz(rows) else read_image_files(Path(rows))[0]
-
-
-def _list_pieces(rows: Any) -> Iterator[Piece]:
-    """Rows of a table by column, in pieces where they come from a file."""
-    if isinstance(rows, str | Path):
-        if not Path(rows).is_file():
-            raise InvalidInputError(f"there is no file '{rows}'")
-        yield from pieces(Path(rows))
-        return
-    columns = _list_columns(rows)
-    lengths = {len(cells) for cells in columns.values()}
-    if len(lengths) > 1:
-        raise InvalidInputError("the columns of the rows have different lengths")
-    if lengths - {0}:
-        yield columns
-
-
-def _list_columns(rows: Any) -> Piece:
-    if isinstance(rows, Mapping):
-        return {str(name): _list_cells(list(rows[name])) for name in rows}
-    if isinstance(rows, Frame) and not isinstance(rows, Sequence):
-        return {str(name): _list_cells(list(rows[name])) for name in rows.columns}
-    if isinstance(rows, Sequence) and not isinstance(rows, str) and all(isinstance(row, Mapping) for row in rows):
-        names = dict.fromkeys(name for row in rows for name in row)
-        return {str(name): _list_cells([row.get(name) for row in rows]) for name in names}
-    raise InvalidInputError(
-        f"rows are a file, a list of dicts, a dict of columns or a tensor, and not a {type(rows).__name__}"
-    )
-
-
-def _list_cells(values: list[Any]) -> Cells:
-    """A column as a file would give it: numbers as numbers, all else as text, and nothing for what is missing."""
-    plain = [value.item() if isinstance(value, np.generic) else value for value in values]
-    if all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in plain):
-        return np.array([math.nan if value is None else float(value) for value in plain], dtype=np.float64)
-    return TextColumn.of("" if _is_missing(value) else str(value) for value in plain)
-
-
-def _is_missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
-
+from hush.release.rows import encode_rows
+from hush.tabular.columns import Encoder
 
 BATCH = 1000
 Weights = dict[str, Tensor]
@@ -196,8 +67,8 @@ class ReleasedModel(nn.Module):
         return outputs
 
     def encode(self, rows: Any) -> Tensor:
-        """Rows as the network takes them; see `hush.release.load.encode_rows` for what rows may be."""
-        return encode_rows(rows, self.description.inputs, target=self.description.target)
+        """Rows as the network takes them; see `hush.release.rows.encode_rows` for what rows may be."""
+        return encode_rows(rows, self.description)
 
     @torch.no_grad()
     def predict(self, rows: Any, *, batch_size: int = BATCH) -> Predictions:
@@ -240,8 +111,8 @@ def load(directory: str | Path, *, model: nn.Module | None = None, trust_code: b
     (what its factory builds), or built by importing and calling the factory that the description names, which requires
     ``trust_code=True``."""
     folder = find_release(directory)
-    told = model is None or (folder / MODEL).is_file()
-    description = read_description(folder) if told else Description("other")
+    described = model is None or (folder / MODEL).is_file()
+    description = read_description(folder) if described else Description("other")
     weights = read_weights(folder)
     network = build_network(description, weights, folder, model=model, trust_code=trust_code)
     return ReleasedModel(network, description, read_json(folder / CARD), folder).eval()

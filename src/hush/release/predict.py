@@ -7,25 +7,20 @@ as a whole. Labels are read only for figures. Errors name a column and the numbe
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from hush._internal.storage import atomic_writer, explain
-from hush.datasets.images import DEFAULT_LABELS, iterate_images, list_images, read_arrays, read_unlabelled
-from hush.datasets.splits import Arrays
 from hush.errors import InvalidInputError
-from hush.release.description import Description, Inputs
-from hush.release.load import Predictions, ReleasedModel, encode_features, load, map_range
-from hush.statistics.metrics import Figures, ValueFigures, judge_classes, judge_values
-from hush.tabular.encode import encode_piece, no_column, numbers, texts
-from hush.tabular.reader import Cells, holds_table, is_pattern, pieces
+from hush.release.description import Description
+from hush.release.load import Predictions, ReleasedModel, load
+from hush.release.rows import Part, iterate_parts
+from hush.statistics.metrics import ClassificationMetrics, RegressionMetrics, judge_classes, judge_values
 
 # Columns of results as a .csv or .parquet file, written some rows at a time, and there as a whole or not at all.
 
@@ -51,7 +46,7 @@ def write_rows(path: Path, parts: Iterable[Columns], *, overwrite: bool = False)
         )
     rows = 0
     columns: tuple[str, ...] = ()
-    with atomic_writer(path) as beside, _open_writer(path, beside) as write:
+    with atomic_writer(path) as partial, _open_writer(path, partial) as write:
         for part in parts:
             write(part)
             columns = tuple(part)
@@ -70,11 +65,11 @@ def check_new_file(path: Path, *, overwrite: bool) -> None:
 
 
 @contextmanager
-def _open_writer(path: Path, beside: Path) -> Iterator[Callable[[Columns], None]]:
+def _open_writer(path: Path, partial: Path) -> Iterator[Callable[[Columns], None]]:
     """A function that writes one part. What goes wrong between two parts is its caller's own."""
     with ExitStack() as stack:
         with _say_where(path):
-            write = stack.enter_context((_open_csv if path.suffix == ".csv" else _open_parquet)(beside))
+            write = stack.enter_context((_open_csv if path.suffix == ".csv" else _open_parquet)(partial))
         yield _say_where(path)(write)
 
 
@@ -87,8 +82,8 @@ def _say_where(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _open_csv(beside: Path) -> Iterator[Callable[[Columns], None]]:
-    with beside.open("w", newline="", encoding="utf-8") as file:
+def _open_csv(partial: Path) -> Iterator[Callable[[Columns], None]]:
+    with partial.open("w", newline="", encoding="utf-8") as file:
         table, begun = csv.writer(file), False
 
         def write(part: Columns) -> None:
@@ -107,7 +102,7 @@ def _spell(value: Any) -> Any:
 
 
 @contextmanager
-def _open_parquet(beside: Path) -> Iterator[Callable[[Columns], None]]:
+def _open_parquet(partial: Path) -> Iterator[Callable[[Columns], None]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -116,7 +111,7 @@ def _open_parquet(beside: Path) -> Iterator[Callable[[Columns], None]]:
     def write(part: Columns) -> None:
         nonlocal writer
         table = pa.table(part)
-        writer = writer or pq.ParquetWriter(beside, table.schema)
+        writer = writer or pq.ParquetWriter(partial, table.schema)
         writer.write_table(table)
 
     try:
@@ -126,41 +121,28 @@ def _open_parquet(beside: Path) -> Iterator[Callable[[Columns], None]]:
             writer.close()
 
 
-Tell = Callable[[str], None]
-WANTED = {
-    "table": "a table: give a .csv or .parquet file",
-    "images": "images: give a folder of images or an .npz of arrays",
-    "arrays": "arrays: give an .npz",
-}
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Some rows: what they are called (their numbers, or names of files), as the network takes them, and their labels
-    (places of classes, or numbers) where they were asked for."""
-
-    names: Sequence[str | int]
-    inputs: Tensor
-    labels: Tensor | None = None
+Notify = Callable[[str], None]
 
 
 def predict_file(
-    model: ReleasedModel, path: Path, out: Path, *, overwrite: bool = False, tell: Tell = lambda _: None
+    model: ReleasedModel, path: Path, out: Path, *, overwrite: bool = False, notify: Notify = lambda _: None
 ) -> WriteResult:
     """Predictions for every row of ``path``, written to ``out`` (.csv or .parquet), whole or not at all."""
     description = _check_task(model)
     _check_out(out, path, model.folder)
     images = description.inputs is not None and description.inputs.kind == "images"
     first = "file" if path.is_dir() and images else "row"
-    lines = (_tabulate(model, part, first) for part in _report(iterate_parts(path, description), tell))
+    lines = (_tabulate(model, part, first) for part in _report(iterate_parts(path, description), notify))
     return write_rows(out, lines, overwrite=overwrite)
 
 
-def judge_file(model: ReleasedModel, path: Path, *, tell: Tell = lambda _: None) -> Figures | ValueFigures:
+def judge_file(
+    model: ReleasedModel, path: Path, *, notify: Notify = lambda _: None
+) -> ClassificationMetrics | RegressionMetrics:
     """The figures of the model on rows with labels: exact, and not covered by the release's guarantee."""
     description = _check_task(model)
     said, truth = [], []
-    for part in _report(iterate_parts(path, description, labelled=True), tell):
+    for part in _report(iterate_parts(path, description, labelled=True), notify):
         found = model.predict(part.inputs)
         given = found.values if found.probabilities is None else found.probabilities
         if given is None or part.labels is None:
@@ -169,116 +151,6 @@ def judge_file(model: ReleasedModel, path: Path, *, tell: Tell = lambda _: None)
         truth.append(part.labels.numpy())
     judge = judge_values if description.task == "regression" else judge_classes
     return judge(np.concatenate(said), np.concatenate(truth))
-
-
-def iterate_parts(path: Path, description: Description, *, labelled: bool = False) -> Iterator[Part]:
-    """The rows of a file or folder as the model takes them, some at a time, with their labels if they are asked for."""
-    inputs = description.inputs
-    if inputs is None:
-        raise InvalidInputError(
-            "this release does not say what its inputs are: use hush.load(…).predict on a tensor in Python"
-        )
-    if not path.exists() and not is_pattern(path):
-        raise InvalidInputError(f"there is no file or folder '{path}'")
-    if path.suffix == ".npz":
-        parts = _iterate_arrays(path, description, inputs, labelled)
-    elif inputs.kind == "table" and holds_table(path):
-        parts = _iterate_table(path, description, labelled)
-    elif path.is_dir() and inputs.kind == "images":
-        parts = _iterate_folder(path, description, inputs, labelled)
-    else:
-        raise InvalidInputError(f"'{path}' cannot be read by this model, which is for {WANTED[inputs.kind]}")
-    done = 0
-    for part in parts:
-        done += len(part.inputs)
-        yield part
-    if not done:
-        raise InvalidInputError(f"'{path}' holds no rows")
-
-
-def _iterate_table(path: Path, description: Description, labelled: bool) -> Iterator[Part]:
-    schema, done = description.schema, 0
-    if schema is None:
-        raise InvalidInputError("this release has no schema of its columns")
-    for piece in pieces(path):
-        inputs, labels = torch.from_numpy(encode_piece(piece, schema, done, path)), None
-        if labelled:
-            if schema.target not in piece:
-                raise no_column(schema.target, piece, path)
-            labels = _read_labels(piece[schema.target], description, done, path)
-        yield Part(range(done + 1, done + len(inputs) + 1), inputs, labels)
-        done += len(inputs)
-
-
-def _read_labels(cells: Cells, description: Description, done: int, path: Path) -> Tensor:
-    """Places of classes, or the numbers that a regression predicts."""
-    if description.task == "regression":
-        found = numbers(cells)
-        if found is None or not np.isfinite(found).all():
-            raise InvalidInputError(f"column '{description.target}' of '{path}' must hold a finite number in every row")
-        return torch.from_numpy(np.asarray(found))
-    known = {name: place for place, name in enumerate(description.classes)}
-    places = [known.get(text, -1) for text in texts(cells)]
-    if -1 in places:
-        row = done + places.index(-1) + 1
-        raise InvalidInputError(f"row {row} of '{path}' has a label that is none of the model's {len(known)} classes")
-    return torch.tensor(places)
-
-
-def _iterate_arrays(path: Path, description: Description, inputs: Inputs, labelled: bool) -> Iterator[Part]:
-    labels: Tensor | None = None
-    if labelled:
-        features, labels = _read_labelled(path, description)
-    else:
-        features = read_unlabelled(path, description.target)
-    rows = encode_features(features, inputs)
-    if not bool(torch.isfinite(rows).all()):
-        raise InvalidInputError(f"the features of '{path}' hold values that are not finite (NaN or infinity)")
-    yield Part(range(1, len(rows) + 1), rows, labels)
-
-
-def _read_labelled(path: Path, description: Description) -> Arrays:
-    """Features and labels, which are in the array that training took them from."""
-    target = None if description.target == DEFAULT_LABELS else description.target
-    found = read_arrays(path, target, regression=description.task == "regression")
-    if "test" in found.parts:
-        raise InvalidInputError(f"'{path}' has a training and a test part of its own: give a file with one part")
-    features, labels = found.parts["train"]
-    return features, _check_places(labels, description, path)
-
-
-def _check_places(labels: Tensor, description: Description, path: Path) -> Tensor:
-    if description.task == "classification" and int(labels.max()) >= len(description.classes):
-        raise InvalidInputError(f"'{path}' holds a label that is none of the {len(description.classes)} classes")
-    return labels
-
-
-def _iterate_folder(root: Path, description: Description, inputs: Inputs, labelled: bool) -> Iterator[Part]:
-    paths = list_images(root)
-    labels = torch.tensor(_label_by_folder(root, paths, description.classes)) if labelled else None
-    done = 0
-    for images in iterate_images(root, paths):
-        if tuple(images.shape[1:]) != inputs.shape:
-            raise InvalidInputError(
-                f"the images in '{root}' have the shape {tuple(images.shape[1:])}, the model's {inputs.shape}"
-            )
-        end = done + len(images)
-        names = [path.relative_to(root).as_posix() for path in paths[done:end]]
-        yield Part(names, map_range(images, inputs), None if labels is None else labels[done:end])
-        done = end
-
-
-def _label_by_folder(root: Path, paths: list[Path], classes: tuple[str, ...]) -> list[int]:
-    """The place of every image's class, which is the name of its folder in ``root``."""
-    places = {name: place for place, name in enumerate(classes)}
-    folders = [path.relative_to(root).parts[0] for path in paths]
-    for folder in dict.fromkeys(folders):
-        if folder not in places or not (root / folder).is_dir():
-            raise InvalidInputError(
-                f"'{root}' must hold one folder of images for each class, named like those of the model: "
-                f"{', '.join(classes[:5])}{' …' * (len(classes) > 5)}"
-            )
-    return [places[folder] for folder in folders]
 
 
 def _tabulate(model: ReleasedModel, part: Part, first: str) -> dict[str, Any]:
@@ -291,12 +163,12 @@ def _tabulate(model: ReleasedModel, part: Part, first: str) -> dict[str, Any]:
     return {first: list(part.names), "prediction": found.names, **shares}
 
 
-def _report(parts: Iterator[Part], tell: Tell) -> Iterator[Part]:
+def _report(parts: Iterator[Part], notify: Notify) -> Iterator[Part]:
     done = 0
     for part in parts:
         yield part
         done += len(part.inputs)
-        tell(f"{done} rows")
+        notify(f"{done} rows")
 
 
 def _check_task(model: ReleasedModel) -> Description:
@@ -330,7 +202,7 @@ def predict(release: str | Path | ReleasedModel, rows: Any, *, trust_code: bool 
 
 def evaluate(
     release: str | Path | ReleasedModel, path: str | Path, *, trust_code: bool = False
-) -> Figures | ValueFigures:
+) -> ClassificationMetrics | RegressionMetrics:
     """How well a release predicts the labels in a file: accuracy, AUC, log-loss and more, or errors of numbers.
 
     >>> hush.evaluate("run/release", "test.csv").accuracy  # doctest: +SKIP

@@ -38,8 +38,8 @@ class WrittenReport:
 
     def to_json(self) -> dict[str, Any]:
         """The fields of `hush report --json`."""
-        told: dict[str, Any] = {**self.counts, "findings": list(self.findings), "out": str(self.out)}
-        return told if self.counts else {**told, "private": None if self.private is None else str(self.private)}
+        fields: dict[str, Any] = {**self.counts, "findings": list(self.findings), "out": str(self.out)}
+        return fields if self.counts else {**fields, "private": None if self.private is None else str(self.private)}
 
 
 def write_report(
@@ -48,7 +48,7 @@ def write_report(
     *,
     format: str = "html",
     audits: str | Path | None = None,
-    tell: Callable[[str], None] = _log.warning,
+    notify: Callable[[str], None] = _log.warning,
 ) -> WrittenReport:
     """Write the report of a store of runs or of one run, as `hush report` does.
 
@@ -68,29 +68,29 @@ def write_report(
     if run and audits is not None:
         raise InvalidInputError("audits of methods are shown in the report of a store: leave --audits out")
     if run:
-        return _report_run(source, page, format, tell)
+        return _report_run(source, page, format, notify)
     return _report_store(source, page, format, None if audits is None else Path(audits))
 
 
 def _report_store(source: Path, out: Path | None, format: str, audits: Path | None) -> WrittenReport:
     from hush.report.page import render_report
     from hush.report.paper import render_latex, render_markdown
-    from hush.report.rows import OUTCOMES, find_audits_beside, read_results
+    from hush.report.rows import OUTCOMES, find_audit_results, read_results
     from hush.report.store_page import make_store_page
 
     out = out or Path(NAMES[format])
     check_page(out)
-    reading = replace(read_results(source), audits=find_audits_beside(source, audits))
+    reading = replace(read_results(source), audits=find_audit_results(source, audits))
     counts = {"runs": len(reading.rows), **{name.replace(" ", "_"): reading.count(name) for name in OUTCOMES}}
     if format == "latex":
         write_page(out, render_latex(reading))
         return WrittenReport(out, counts=counts)
     page = make_store_page(reading)
     if format == "markdown":
-        text, figures = render_markdown(page, f"{out.stem}_figures")
-        for name in figures:
+        text, charts = render_markdown(page, f"{out.stem}_figures")
+        for name in charts:
             check_page(out.parent / name)
-        for name, svg in figures.items():
+        for name, svg in charts.items():
             write_page(out.parent / name, svg)
         write_page(out, text)
     else:
@@ -98,7 +98,7 @@ def _report_store(source: Path, out: Path | None, format: str, audits: Path | No
     return WrittenReport(out, findings=tuple(page.findings), counts=counts)
 
 
-def _report_run(source: Path, out: Path | None, format: str, tell: Callable[[str], None]) -> WrittenReport:
+def _report_run(source: Path, out: Path | None, format: str, notify: Callable[[str], None]) -> WrittenReport:
     from hush.release.folder import PRIVATE_PART
     from hush.report.page import render_report
     from hush.report.run_page import make_released_page
@@ -112,11 +112,11 @@ def _report_run(source: Path, out: Path | None, format: str, tell: Callable[[str
     check_page(out)
     page = make_released_page(source)
     write_page(out, render_report(page))
-    private = _report_privately(source, tell) if inside else None
+    private = _report_privately(source, notify) if inside else None
     return WrittenReport(out, private, tuple(page.findings))
 
 
-def _report_privately(source: Path, tell: Callable[[str], None]) -> Path | None:
+def _report_privately(source: Path, notify: Callable[[str], None]) -> Path | None:
     """The page in `private/`; None if that cannot be read or written, as for a user who does not own the data."""
     from hush.release.folder import PRIVATE_PART
     from hush.report.page import render_report
@@ -133,6 +133,6 @@ def _report_privately(source: Path, tell: Callable[[str], None]) -> Path | None:
         why = error if isinstance(error, OSError) else error.__cause__
         if not isinstance(why, OSError):
             raise
-        tell(f"no private page was written, as '{path.parent}' cannot be read or written: {explain(why)}")
+        notify(f"no private page was written, as '{path.parent}' cannot be read or written: {explain(why)}")
         return None
     return path

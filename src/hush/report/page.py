@@ -1,26 +1,26 @@
-"""A report as one HTML file that works offline: tables, figures with their data, filters, both themes.
+"""Every page of hush but the privacy statement, as one HTML file that works offline: sentences, facts, figures with
+their data, tables, filters, both themes.
 
-Nothing is fetched, and the page's own policy forbids it. Texts are made printable and escaped; the data are in the
-page as JSON in which no character can end a script.
+A command makes a `Page` and `render_report` writes it. Nothing is fetched, and the page's own policy forbids it. Texts
+are made printable and escaped; the data are in the page as JSON in which no character can end a script.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
+from itertools import count
 from typing import Any
 
 import jinja2
-import plotly.offline
 from markupsafe import Markup
-from plotly import graph_objects as go
 
 from hush._internal.text import as_json_data, make_printable
-from hush.report.figures import Figure
-from hush.report.svg import BASE
+from hush.report.svg import BASE, Axis, Dot, Series, draw_lines
 
 UNSAFE: dict[str, str | int | None] = {
     "<": "\\u003c",
@@ -29,7 +29,54 @@ UNSAFE: dict[str, str | int | None] = {
     "\u2028": "\\u2028",
     "\u2029": "\\u2029",
 }
+MOST_READ = 60  # points of a line in `compare_lines` that say their numbers
 Place = tuple[str, tuple[str, ...], tuple[str, ...]]  # problem, methods, epsilons
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart and its data; ``problem``, ``methods`` and ``epsilons`` are what filters find it by."""
+
+    title: str
+    svg: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    say: str = ""
+    problem: str = ""
+    methods: tuple[str, ...] = ()
+    epsilons: tuple[str, ...] = ()
+
+
+def compare_lines(
+    title: str,
+    x: tuple[str, Axis],
+    up: Axis,
+    at: Sequence[float],
+    lines: Mapping[str, Sequence[float]],
+    *more: Series,
+    say: str = "",
+    looks: Sequence[int] = (0, 1, 7),
+    dashes: Sequence[int] = (0, 1, 2),
+    dots: bool = False,
+) -> Chart:
+    """A figure of lines over the same values, of which ``x`` is the name in the data and the axis. Of long lines some
+    points can be read."""
+    (name, across), every = x, -(-len(at) // MOST_READ)
+    series = [
+        Series(
+            line,
+            [
+                Dot(a, b, "" if i % every else f"{line}, {name} {a:g}: {b:.4g}")
+                for i, (a, b) in enumerate(zip(at, values, strict=True))
+            ],
+            dots=dots,
+            look=look,
+            dash=dash,
+        )
+        for (line, values), look, dash in zip(lines.items(), looks, dashes, strict=False)
+    ]
+    rows = tuple((a, *(values[i] for values in lines.values())) for i, a in enumerate(at))
+    return Chart(title, draw_lines(title, across, up, [*series, *more]), (name, *lines), rows, say)
 
 
 @dataclass(frozen=True)
@@ -39,7 +86,7 @@ class Section:
     id: str
     title: str
     say: str
-    figures: tuple[Figure, ...]
+    charts: tuple[Chart, ...]
 
 
 @dataclass(frozen=True)
@@ -76,12 +123,13 @@ class Page:
 
     title: str
     findings: Sequence[str]
-    table_title: str
-    table_say: str
-    table_columns: Sequence[str]
-    table: Sequence[TableRow]
-    overview: DownloadTable
     sections: Sequence[Section]
+    command: str = "hush report"
+    table_title: str = ""
+    table_say: str = ""
+    table_columns: Sequence[str] = ()
+    table: Sequence[TableRow] = ()
+    overview: DownloadTable = field(default_factory=DownloadTable)
     warning: str = ""
     facts: Sequence[tuple[str, str]] = ()
     troubles: Sequence[dict[str, str]] = ()
@@ -98,19 +146,24 @@ class Page:
 
 def render_report(page: Page) -> str:
     """The whole file."""
+    charts = [chart for section in page.sections for chart in section.charts]
+    number = count()
     content = {
-        "choices": _make_printable(dict(zip(("problem", "method", "epsilon"), page.choices, strict=True))),
+        "choices": dict(zip(("problem", "method", "epsilon"), page.choices, strict=True)),
         "sections": [
-            {"id": section.id, "figures": [_pack_figure(figure) for figure in section.figures]}
+            {"id": section.id, "figures": [_pack_chart(chart, next(number)) for chart in section.charts]}
             for section in page.sections
         ],
-        "overview": _make_printable(vars(page.overview)),
-        "runs": _make_printable(vars(page.runs)),
-        "style": BASE,
+        "overview": vars(page.overview),
+        "runs": vars(page.runs),
+        "style": BASE.replace("\n", ""),
     }
     source = files("hush.report")
     css, js = (source.joinpath(f"report_page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
-    return _template().render(page=page, css=Markup(css), js=Markup(js), data=Markup(embed_json(content)))
+    css += re.sub(r"([^{}]+)\{", lambda found: f"svg {found[1].strip()}{{", BASE)
+    data = Markup(embed_json(_make_printable(content)))
+    drawn = [Markup(chart.svg) for chart in charts]  # every text in them is escaped
+    return _template().render(page=page, css=Markup(css), js=Markup(js), data=data, charts=drawn)
 
 
 def embed_json(value: Any) -> str:
@@ -119,9 +172,9 @@ def embed_json(value: Any) -> str:
     return text.translate(str.maketrans(UNSAFE))
 
 
-def _pack_figure(figure: Figure) -> dict[str, Any]:
-    told = {name: value for name, value in vars(figure).items() if name not in ("section", "svg")}
-    return {**_make_printable(told), "svg": figure.svg}
+def _pack_chart(chart: Chart, number: int) -> dict[str, Any]:
+    """The chart itself has a place of its own, where it is not escaped as JSON."""
+    return {**{name: value for name, value in vars(chart).items() if name != "svg"}, "svg": f"figure-{number}"}
 
 
 def _make_printable(value: Any) -> Any:
@@ -141,16 +194,3 @@ def _template() -> jinja2.Template:
 
 def _finalize(value: Any) -> Any:
     return value if isinstance(value, Markup) else make_printable(value)
-
-
-# Pages of plotly's figures that open from disk: one frame, a template for each page's words.
-
-FONT = {"family": "system-ui, -apple-system, 'Segoe UI', sans-serif", "size": 13, "color": "#222"}
-
-
-def render_figures(page: str, figures: Mapping[str, go.Figure], **words: Any) -> str:
-    """The page of this name with its figures, each in the element that has its name as id."""
-    loader = jinja2.PackageLoader("hush.report", "")
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=loader)
-    drawn = {name: json.loads(figure.to_json()) for name, figure in figures.items()}
-    return environment.get_template(page).render(figures=drawn, plotly=plotly.offline.get_plotlyjs(), **words)

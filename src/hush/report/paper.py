@@ -10,7 +10,7 @@ from hush._internal.storage import MARK
 from hush._internal.text import make_printable
 from hush.report.page import Page, TableRow
 from hush.report.rows import Reading
-from hush.report.summary import Group, make_groups, tell_epsilon
+from hush.report.summary import Group, format_epsilon, make_groups
 from hush.report.svg import make_standalone
 
 LATEX = {
@@ -39,10 +39,10 @@ def render_markdown(page: Page, folder: str) -> tuple[str, dict[str, str]]:
     lines += [f"## {escape_text(page.table_title)}", "", escape_text(page.table_say), "", *_draw_table(page), ""]
     for section in page.sections:
         lines += [f"## {escape_text(section.title)}", "", escape_text(section.say), ""]
-        for number, figure in enumerate(section.figures, start=1):
+        for number, chart in enumerate(section.charts, start=1):
             name = f"{folder}/{section.id}-{number}.svg"
-            pictures[name] = f"{make_standalone(figure.svg)}\n<!-- {MARK} -->\n"
-            lines += [f"![{escape_text(figure.title)}]({name})", ""]
+            pictures[name] = f"{make_standalone(chart.svg)}\n<!-- {MARK} -->\n"
+            lines += [f"![{escape_text(chart.title)}]({name})", ""]
     if page.troubles:
         lines += [
             "## Runs that did not finish",
@@ -129,9 +129,9 @@ def _list_footnotes(groups: Sequence[Group]) -> list[str]:
     units = "% test accuracy in %, or test loss; mean ± standard deviation over seeds of the best setting"
     lines = [units, "% an ε is that of one run alone and proven, unless a superscript says otherwise"]
     for g in groups:
-        told = "unknown" if g.price.epsilon is None else f"{g.price.epsilon:.4g}"
-        place = make_printable(f"{g.method} on {g.problem}, ε = {tell_epsilon(g)} ({g.status})")
-        lines.append(f"% {place}: chosen from {g.price.runs} runs, which together cost ε = {told}")
+        cost = "unknown" if g.price.epsilon is None else f"{g.price.epsilon:.4g}"
+        place = make_printable(f"{g.method} on {g.problem}, ε = {format_epsilon(g)} ({g.status})")
+        lines.append(f"% {place}: chosen from {g.price.runs} runs, which together cost ε = {cost}")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""The page of `hush plan --out`: what batch size, epochs and ε buy, as pictures in one file that works offline."""
+"""The page of `hush plan --out`: what batch size, epochs and ε buy. A figure is a function in `FIGURES` below."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import plotly.graph_objects as go
-
 from hush._internal.storage import find_cache
-from hush._internal.text import make_printable
 from hush.bench.timing import one_thread, time_steps
 from hush.bench.trial import Accounts
 from hush.datasets.problem import Problem
@@ -19,7 +16,8 @@ from hush.methods import PlanConfig, make_plan
 from hush.methods.auto import MARGIN
 from hush.plan import Plan
 from hush.randomness import seeded
-from hush.report.page import FONT, render_figures
+from hush.report.page import Chart, DownloadTable, Page, Section, TableCell, TableRow, compare_lines, render_report
+from hush.report.svg import Axis, Dot, Series, draw_lines
 
 # What a private run would be up against, before any data is touched: noise over ε × batch size × epochs, and time.
 #
@@ -33,7 +31,7 @@ EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # of the curve that compares t
 NEAR = 1.1  # noise within a tenth of the least counts as no more
 ENOUGH = 100  # steps without which a model has hardly moved
 REPORT = 10  # rows between two reports of progress
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ def plan_grid(
     method: str,
     setting: PlanConfig,
     grid: Iterable[tuple[float, int, float]],
-    tell: Tell = lambda text: None,
+    notify: Notify = lambda text: None,
     **chosen: Any,
 ) -> Iterator[PlanRow]:
     """A prospect for every (ε, batch size, epochs) that the method can do; refused only where it can do none."""
@@ -79,11 +77,11 @@ def plan_grid(
     rows = list(grid)
     for number, (epsilon, batch, epochs) in enumerate(rows):
         if number % REPORT == 0:
-            tell(f"row {number + 1} of {len(rows)}")
+            notify(f"row {number + 1} of {len(rows)}")
         try:
             at = replace(setting, epsilon=epsilon, batch_size=batch, epochs=epochs)
             plan = make_plan(method, at, calibrate=False, **chosen)
-            if not plan.private:
+            if not plan.has_guarantee:
                 raise InvalidInputError(f"method '{method}' adds no noise: there is nothing to plan")
             yield PlanRow(epsilon, epochs, accounts.calibrated(plan, epsilon))
             found = True
@@ -144,7 +142,7 @@ def nearby_plans(
     method: str,
     setting: PlanConfig,
     chosen: PlanRow,
-    tell: Tell = lambda text: None,
+    notify: Notify = lambda text: None,
     *,
     charge: Callable[[PlanRow], PlanRow] = lambda prospect: prospect,
     **options: Any,
@@ -156,7 +154,7 @@ def nearby_plans(
         grid, given = [(epsilon, batch, chosen.epochs)], options if name == method else {}
         return charge(replace(next(plan_grid(name, setting, grid, **given)), weights=chosen.weights))
 
-    tell("beside the recommended row")
+    notify("beside the recommended row")
     batch, wide = chosen.batch_size, 2 * chosen.batch_size <= setting.examples
     curve = tuple(
         (epsilon, at(epsilon, batch).run_noise, at(epsilon, batch, CORRELATED).run_noise) for epsilon in EPSILONS
@@ -209,17 +207,19 @@ def explain_row(best: PlanRow, rows: Sequence[PlanRow]) -> str:
 def explain_outlook(outlook: Sensitivity) -> list[str]:
     """What doubling the batch or ε buys, and from which ε on correlated noise wins."""
     now, wide, strong = outlook.chosen, outlook.double_batch, outlook.double_epsilon
-    told = f"Doubling ε to {strong.epsilon:g} leaves {strong.run_noise / now.run_noise:.2f} of the noise of the run."
+    sentence = (
+        f"Doubling ε to {strong.epsilon:g} leaves {strong.run_noise / now.run_noise:.2f} of the noise of the run."
+    )
     if wide is not None:
         batch, run = wide.step_noise / now.step_noise, wide.run_noise / now.run_noise
-        told = (
+        sentence = (
             f"Doubling the batch to {wide.batch_size} leaves {batch:.2f} of the noise of a batch and {run:.2f} of that "
-            f"of the run, in half the steps. {told}"
+            f"of the run, in half the steps. {sentence}"
         )
-    return [told, _tell_crossing(outlook)]
+    return [sentence, _describe_crossing(outlook)]
 
 
-def _tell_crossing(outlook: Sensitivity) -> str:
+def _describe_crossing(outlook: Sensitivity) -> str:
     """From where on noise that cancels over steps leaves clearly less than this method's."""
     name = outlook.chosen.plan.method
     if name == CORRELATED:
@@ -235,90 +235,104 @@ def _tell_crossing(outlook: Sensitivity) -> str:
     )
 
 
-COLOURS = ("#1f4e79", "#c0504d", "#4f8f4f", "#8064a2", "#d08a2e", "#3c9da8", "#7f7f7f")
-DASHES = ("solid", "dash", "dot", "dashdot")
+def list_cells(row: PlanRow, best: PlanRow) -> list[str]:
+    """A row of the table, for `name_columns`; an arrow marks the recommended one."""
+    cells = ["→" if row is best else "", f"{row.epsilon:g}", str(row.batch_size), f"{row.epochs:g}"]
+    cells += [str(row.plan.steps), *(f"{value:.3g}" for value in (row.plan.sigma, row.step_noise, row.run_noise))]
+    return cells if row.minutes is None else [*cells, f"{row.minutes:.2g}"]
+
+
+# The page.
 
 
 def render_plan(rows: Sequence[PlanRow], outlook: Sensitivity, setting: PlanConfig) -> str:
     """The whole page."""
     best = outlook.chosen
-    columns, meaning = name_columns(best)
-    return render_figures(
-        "plan_page.html",
-        _figures(rows, outlook),
-        rows=rows,
-        best=best,
-        setting=setting,
-        method=make_printable(best.plan.method),
-        why=explain_row(best, rows).removeprefix("→ "),
-        sentences=explain_outlook(outlook),
-        meaning=meaning,
-        columns=columns[1:],
+    (_, *columns), meaning = name_columns(best)
+    examples = f"{setting.examples:,}".replace(",", "\u2009")
+    table = [list_cells(row, best)[1:] for row in rows]
+    page = Page(
+        title=f"Before training: {examples} examples with {best.plan.method}",
+        findings=[explain_row(best, rows).removeprefix("→ "), *explain_outlook(outlook)],
+        sections=[
+            Section(
+                "figures",
+                "What ε, batch size and epochs buy",
+                "A ring marks the recommended row; a point says its numbers.",
+                tuple(draw(rows, outlook) for draw in FIGURES),
+            )
+        ],
+        command="hush plan",
+        table_title="All rows",
+        table_say=f"{meaning} δ = {setting.delta:g}.",
+        table_columns=columns,
+        table=[
+            TableRow((TableCell(cells[0], "recommended" if row is best else ""), *map(TableCell, cells[1:])))
+            for row, cells in zip(rows, table, strict=True)
+        ],
+        overview=DownloadTable(tuple(columns), tuple(map(tuple, table)), (("", (), ()),) * len(rows)),
+        table_last=True,
     )
+    return render_report(page)
 
 
-def _figures(rows: Sequence[PlanRow], outlook: Sensitivity) -> dict[str, go.Figure]:
+def _draw_run_noise(rows: Sequence[PlanRow], outlook: Sensitivity) -> Chart:
+    say = (
+        "What is left between two lines of one colour is what epochs buy; a step to the right is what doubling the "
+        "batch buys. A line that has become flat buys nothing more."
+    )
+    return _draw_over_batches("Noise of the whole run", rows, outlook.chosen, "run_noise", _name_share(outlook), say)
+
+
+def _draw_batch_noise(rows: Sequence[PlanRow], outlook: Sensitivity) -> Chart:
+    say = (
+        "More epochs at the same ε mean more noise at every step; a larger batch means less. The mean of clipped "
+        "gradients is at most 1 long."
+    )
     unit = "length of the noise, in clips" if outlook.chosen.weights else "noise in a weight, in clips"
-    share = "noise of the run / signal" if outlook.chosen.weights else "run noise in a weight / signal"
-    return {
-        "batch": _over_batches(rows, outlook.chosen, lambda row: row.run_noise, share),
-        "step": _over_batches(rows, outlook.chosen, lambda row: row.step_noise, unit),
-        "correlated": _over_epsilon(outlook, share),
-    }
+    return _draw_over_batches("Noise of a single batch", rows, outlook.chosen, "step_noise", unit, say)
 
 
-def _over_batches(rows: Sequence[PlanRow], best: PlanRow, value: Any, title: str) -> go.Figure:
+def _draw_over_batches(title: str, rows: Sequence[PlanRow], best: PlanRow, value: str, unit: str, say: str) -> Chart:
     """A colour for each ε, a dash for each number of epochs; the recommended row is marked."""
     epsilons, epochs = sorted({r.epsilon for r in rows}), sorted({r.epochs for r in rows})
-    curves = []
+    series = []
     for i, epsilon in enumerate(epsilons):
         for j, passes in enumerate(epochs):
-            some = [row for row in rows if (row.epsilon, row.epochs) == (epsilon, passes)]
-            line = {"color": COLOURS[i % len(COLOURS)], "dash": DASHES[j % len(DASHES)], "width": 2}
             name = f"ε = {epsilon:g}, {passes:g} epochs"
-            x, y = [row.batch_size for row in some], [value(row) for row in some]
-            curves.append(go.Scatter(x=x, y=y, name=name, line=line, mode="lines+markers", marker={"size": 5}))
-    curves.append(_mark(best.batch_size, value(best)))
-    figure = go.Figure(curves, _layout("batch size, examples a step (log scale)", f"{title}, log"))
-    figure.update_xaxes(type="log", tickvals=sorted({row.batch_size for row in rows}), tickformat="d")
-    figure.update_yaxes(type="log", exponentformat="power")
-    return figure
+            some = [row for row in rows if (row.epsilon, row.epochs) == (epsilon, passes)]
+            points = [(row.batch_size, getattr(row, value)) for row in some]
+            sentence = [Dot(x, y, f"{name}, batch size {x}: {y:.3g}") for x, y in points]
+            series.append(Series(name, sentence, look=i, dash=j))
+    series.append(_mark(best.batch_size, getattr(best, value)))
+    marks = tuple(sorted({float(row.batch_size) for row in rows}))
+    across = Axis("batch size, examples a step (log scale)", log=True, marks=marks)
+    svg = draw_lines(title, across, Axis(f"{unit}, log", log=True), series)
+    data = tuple((row.epsilon, row.epochs, row.batch_size, getattr(row, value)) for row in rows)
+    return Chart(title, svg, ("epsilon", "epochs", "batch_size", value), data, say)
 
 
-def _over_epsilon(outlook: Sensitivity, title: str) -> go.Figure:
+def _draw_correlated(rows: Sequence[PlanRow], outlook: Sensitivity) -> Chart:
+    method = outlook.chosen.plan.method
     epsilons, own, correlated = zip(*outlook.curve, strict=True)
-    method = make_printable(outlook.chosen.plan.method)
-    curves = [
-        go.Scatter(x=epsilons, y=own, name=method, line={"color": COLOURS[0]}, mode="lines+markers"),
-        go.Scatter(
-            x=epsilons,
-            y=correlated,
-            name=f"noise that cancels over steps ({CORRELATED})",
-            line={"color": COLOURS[1]},
-            mode="lines+markers",
-        ),
-        _mark(outlook.chosen.epsilon, outlook.chosen.run_noise),
-    ]
-    figure = go.Figure(curves, _layout("ε (log scale)", f"{title}, log"))
-    figure.update_xaxes(type="log", tickvals=list(epsilons), ticktext=[f"{e:g}" for e in epsilons])
-    figure.update_yaxes(type="log", exponentformat="power")
-    return figure
+    lines = {method: own, f"noise that cancels over steps ({CORRELATED})": correlated}
+    title = "When correlated noise wins"
+    say = (
+        "At the recommended batch size and epochs, over ε. Noise that cancels over steps gives up the sampling that "
+        f"protects {method}; where its line lies lower it leaves less noise in the weights, and where it lies lower by "
+        "half it is the better choice."
+    )
+    across, up = Axis("ε (log scale)", log=True, marks=epsilons), Axis(f"{_name_share(outlook)}, log", log=True)
+    best = _mark(outlook.chosen.epsilon, outlook.chosen.run_noise)
+    return compare_lines(title, ("epsilon", across), up, epsilons, lines, best, say=say, dashes=(0, 0), dots=True)
 
 
-def _mark(x: float, y: float) -> go.Scatter:
-    ring = {"size": 16, "symbol": "circle-open", "color": "#222", "line": {"width": 2}}
-    return go.Scatter(x=[x], y=[y], mode="markers", marker=ring, name="recommended")
+def _name_share(outlook: Sensitivity) -> str:
+    return "noise of the run / signal" if outlook.chosen.weights else "run noise in a weight / signal"
 
 
-def _layout(across: str, down: str) -> dict[str, Any]:
-    axis = {"gridcolor": "#e6e6e6", "linecolor": "#999", "ticks": "outside", "automargin": True}
-    return {
-        "font": FONT,
-        "height": 480,
-        "paper_bgcolor": "white",
-        "plot_bgcolor": "white",
-        "margin": {"l": 60, "r": 20, "t": 10, "b": 50},
-        "legend": {"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0},
-        "xaxis": {"title": {"text": across}, **axis},
-        "yaxis": {"title": {"text": down}, **axis},
-    }
+def _mark(x: float, y: float) -> Series:
+    return Series("recommended", [Dot(x, y, f"recommended: {y:.3g}")], "ring", line=False, look=7)
+
+
+FIGURES = (_draw_run_noise, _draw_batch_noise, _draw_correlated)

@@ -5,6 +5,7 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const KINDS = { problem: "Problem", method: "Method", epsilon: "ε" };
   const PANELS = 6, RUNS = 25;
+  const filtered = Object.values(data.choices).some((values) => values.length > 1);
   const shown = new Map(); // how many panels, or runs, of a section are to be seen
   const tip = document.getElementById("tip"), live = document.getElementById("live");
   const make = (name, attributes = {}, ...inside) => {
@@ -65,16 +66,18 @@
     for (const entry of seen) if (entry.isIntersecting) fill(entry.target);
   }, { rootMargin: "500px" });
 
+  const readSvg = (figure) => document.getElementById(figure.svg).textContent;
   function fill(place) {
     const figure = waiting.get(place);
     if (!figure) return;
     waiting.delete(place);
     sight.unobserve(place);
-    place.innerHTML = figure.svg; // made by hush, which has escaped every name in it
+    place.innerHTML = readSvg(figure); // made by hush, which has escaped every name in it
     const svg = place.firstElementChild;
     svg.removeAttribute("height");
-    for (const title of svg.querySelectorAll(".pt > title")) {
+    for (const title of svg.querySelectorAll("title")) {
       title.parentElement.dataset.say = title.textContent;
+      title.parentElement.classList.add("pt");
       title.remove();
     }
     if (chosen.method.size) {
@@ -105,7 +108,9 @@
     details.ontoggle = () => {
       if (details.open && details.children.length === 1) details.append(makeTable(figure));
     };
-    return make("figure", {}, make("figcaption", {}, figure.title), place, tools, details);
+    const caption = make("figcaption", {}, figure.title);
+    if (figure.say) caption.append(make("small", {}, figure.say));
+    return make("figure", {}, caption, place, tools, details);
   }
 
   function makeTable(figure) {
@@ -139,7 +144,8 @@
       row.hidden = !fits(row.dataset.problem, [row.dataset.method], [row.dataset.epsilon]);
       left += row.closest("#overview") && !row.hidden ? 1 : 0;
     }
-    document.querySelector("#overview .empty").hidden = left > 0;
+    const empty = document.querySelector("#overview .empty");
+    if (empty) empty.hidden = left > 0;
   }
   function drawSection(section) {
     const place = document.getElementById(section.id);
@@ -159,7 +165,7 @@
   const listRuns = () => data.runs.rows.filter((row, i) => fits(...data.runs.places[i]));
   function tellMore(place, id, now, all, what, step) {
     const line = place.querySelector(".more");
-    line.replaceChildren(now < all ? `${now} of ${all} ${what} are shown: filter, or ` : all > 1 ? `All ${all} ${what} are shown.` : "");
+    line.replaceChildren(now < all ? `${now} of ${all} ${what} are shown: filter, or ` : all > 1 && filtered ? `All ${all} ${what} are shown.` : "");
     if (now >= all) return;
     const button = make("button", { type: "button" }, `show ${Math.min(step, all - now)} more`);
     button.onclick = () => { shown.set(id, now + step); draw(); place.focus(); };
@@ -208,7 +214,7 @@
   function standAlone(figure) {
     const look = getComputedStyle(document.documentElement);
     const plain = (text) => text.replace(/var\(--(\w+)\)/g, (_, name) => look.getPropertyValue("--" + name).trim());
-    return plain(figure.svg.replace("<g ", `<style>${data.style}</style><rect width="100%" height="100%" fill="var(--paper)"/><g `));
+    return plain(readSvg(figure).replace("<g ", `<style>${data.style}</style><rect width="100%" height="100%" fill="var(--paper)"/><g `));
   }
   function savePng(name, figure) {
     const image = new Image(), address = URL.createObjectURL(new Blob([standAlone(figure)], { type: "image/svg+xml" }));
@@ -236,7 +242,8 @@
   // The rest
   function makeContents() {
     const nav = document.getElementById("contents");
-    for (const section of document.querySelectorAll("main > section")) {
+    const sections = [...document.querySelectorAll("main > section")];
+    for (const section of sections.length > 1 ? sections : []) {
       const link = make("a", { href: "#" + section.id, "data-goto": section.id }, section.querySelector("h2").textContent);
       nav.append(link);
     }

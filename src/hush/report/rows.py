@@ -89,7 +89,7 @@ class Row:
         """A number of the record, of what was asked for, or of the method's options; None where there is none."""
         return find_number(self.record, name)
 
-    def figure(self, part: str) -> float | None:
+    def chart(self, part: str) -> float | None:
         """The final figure of the problem's metric on one part ("test" or "validation"), of a finished run."""
         return self.number(f"{part}_{self.metric}") if self.outcome == "finished" else None
 
@@ -105,7 +105,7 @@ class Audited:
     claimed_epsilon: float
     where: str
 
-    def tell(self) -> str:
+    def describe(self) -> str:
         """What the bound was measured of."""
         return f"{self.verdict}: measured where ε = {rounded_up(self.claimed_epsilon)} was stated, {self.where}"
 
@@ -190,8 +190,8 @@ def make_row(key: str, record: Any, curve: Iterable[Mapping[str, Any]] = (), fol
     if not isinstance(record, dict):
         return Row(key, "unreadable", "its record is no JSON object", {})
     if record.get("format", FORMAT) != FORMAT:
-        told = f"its record has the format {record['format']!r}, and this hush reads {FORMAT}"
-        return Row(key, "unknown version", told, record)
+        why = f"its record has the format {record['format']!r}, and this hush reads {FORMAT}"
+        return Row(key, "unknown version", why, record)
     outcome = record.get("outcome")
     if outcome not in ENDED or not isinstance(record.get("config"), dict):
         return Row(key, "unreadable", "its record lacks an outcome or a configuration", record)
@@ -231,7 +231,7 @@ def _read_line(number: int, line: str) -> Row:
 NAME = "audit.jsonl"  # what `hush audit --all` writes where no store is named
 
 
-def find_audits_beside(source: Path, named: Path | None) -> tuple[Audited, ...]:
+def find_audit_results(source: Path, named: Path | None) -> tuple[Audited, ...]:
     """Those of the file that was named; else of that in the store or in the folder that it is in; else none."""
     if named is not None and not named.is_file():
         raise InvalidInputError(f"there is no file '{named}': name one that hush audit --store or --update has written")
@@ -246,10 +246,10 @@ def _read(path: Path) -> tuple[Audited, ...]:
             Audited(f.method, f.status, "refuted", f.epsilon_lower, f.claimed_epsilon, f"by {path.name}")
             for f in read_findings(path)
         )
-    return tuple(_tell(Verdict.from_json(entry)) for entry in read_audits(path))
+    return tuple(_notify(Verdict.from_json(entry)) for entry in read_audits(path))
 
 
-def _tell(verdict: Verdict) -> Audited:
+def _notify(verdict: Verdict) -> Audited:
     where = f"by {verdict.adversary} in {verdict.runs} runs"
     return Audited(
         verdict.method, verdict.status, verdict.verdict, verdict.epsilon_lower, verdict.claimed_epsilon, where

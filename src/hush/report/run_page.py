@@ -23,9 +23,9 @@ from hush.accounting.guarantee import STATUSES, Guarantee, rounded_up
 from hush.bench.selection_cost import read_number
 from hush.errors import HushError, InvalidInputError
 from hush.release.folder import CARD, MODEL, PRIVATE_PART, find_release, read_json
-from hush.report.figures import Figure, draw_confusion, read_confusion
-from hush.report.noise_page import rebuild_plan, view_plan
-from hush.report.page import DownloadTable, Page, Section, TableCell, TableRow
+from hush.report.charts import draw_confusion, read_confusion
+from hush.report.noise_page import draw_plan, rebuild_plan
+from hush.report.page import Chart, DownloadTable, Page, Section, TableCell, TableRow
 from hush.report.svg import Axis, Dot, Series, draw_lines
 
 POINTS = 12  # numbers of steps whose ε is computed
@@ -41,27 +41,27 @@ def make_released_page(folder: Path) -> Page:
     release = find_release(folder)
     card = read_json(release / CARD)
     guarantee = _read_guarantee(card)
-    spending, told = _draw_spending(card, guarantee)
+    spending, stated = _draw_spending(card, guarantee)
     noise, seen = _draw_noise(card)
     classes = _read_classes(release)
     sections = [
-        Section("spending", "ε by epoch", told, spending),
+        Section("spending", "ε by epoch", stated, spending),
         Section("noise", "What the noise looks like", seen, noise),
-        Section("confusion", "Confusion matrix", _tell_public(card), _draw_released_confusion(card, classes)),
+        Section("confusion", "Confusion matrix", _describe_public(card), _draw_released_confusion(card, classes)),
     ]
     rows = _list_plan(card)
     named = make_printable(card.get("dataset", "unnamed data"))
     return Page(
         title=f"{make_printable(card.get('method', 'A model'))} on {named}",
-        findings=[guarantee.sentence(), _tell_figures(card)],
+        findings=[guarantee.sentence(), _describe_figures(card)],
         facts=_list_facts(card, guarantee),
         table_title="The plan",
         table_say="What was run, as the privacy card has it.",
         table_columns=("setting", "value"),
         table=[TableRow((TableCell(name), TableCell(value))) for name, value in rows],
         overview=DownloadTable(("setting", "value"), tuple(rows), tuple(("", ("",), ("",)) for _ in rows)),
-        sections=[section for section in sections if section.figures],
-        notes=[section.say for section in sections if not section.figures and section.say],
+        sections=[section for section in sections if section.charts],
+        notes=[section.say for section in sections if not section.charts and section.say],
         table_last=True,
     )
 
@@ -73,9 +73,9 @@ def make_private_page(folder: Path) -> Page | None:
         return None
     page = make_released_page(folder)
     steps = _read_steps(private / STEPS)
-    figures = read_json(private / FIGURES) if (private / FIGURES).is_file() else {}
-    counts = read_confusion(figures, "test_confusion")
-    recall = figures.get("test_recall")
+    charts = read_json(private / FIGURES) if (private / FIGURES).is_file() else {}
+    counts = read_confusion(charts, "test_confusion")
+    recall = charts.get("test_recall")
     classes = [str(name) for name in recall] if isinstance(recall, dict) else []
     sections = [
         Section("training", "Training, step by step", "On the batches that were trained on.", _draw_steps(steps)),
@@ -87,26 +87,26 @@ def make_private_page(folder: Path) -> Page | None:
         ),
     ]
     facts = [
-        (name, f"{value:.4g}") for key, name in SHOWN.items() if (value := read_number(figures.get(key))) is not None
+        (name, f"{value:.4g}") for key, name in SHOWN.items() if (value := read_number(charts.get(key))) is not None
     ]
-    verdict = [str(figures["verdict"])] if isinstance(figures.get("verdict"), str) else []
+    verdict = [str(charts["verdict"])] if isinstance(charts.get("verdict"), str) else []
     return replace(
         page,
         title=f"{page.title}: private page",
         warning=SECRET,
         findings=[page.findings[0], *verdict],
         facts=[*page.facts, *facts],
-        sections=[*(section for section in sections if section.figures), *page.sections],
+        sections=[*(section for section in sections if section.charts), *page.sections],
     )
 
 
 def _read_guarantee(card: Mapping[str, Any]) -> Guarantee:
-    told = card.get("guarantee")
-    if not isinstance(told, dict) or told.get("status") not in STATUSES:
+    stated = card.get("guarantee")
+    if not isinstance(stated, dict) or stated.get("status") not in STATUSES:
         raise InvalidInputError(
             f"the {CARD} of this run holds no guarantee: it was not written by hush, or was changed"
         )
-    return Guarantee.from_json({name: value for name, value in told.items() if name not in ("event", "event_json")})
+    return Guarantee.from_json({name: value for name, value in stated.items() if name not in ("event", "event_json")})
 
 
 def _read_classes(release: Path) -> list[str]:
@@ -137,7 +137,7 @@ def _list_plan(card: Mapping[str, Any]) -> list[tuple[str, str]]:
     return flatten("", plan if isinstance(plan, dict) else {})
 
 
-def _tell_figures(card: Mapping[str, Any]) -> str:
+def _describe_figures(card: Mapping[str, Any]) -> str:
     public, noisy = card.get("test_figures"), card.get("private_metrics")
     if isinstance(public, dict) and public.get("test_loss", 0.0) is None:
         return "On test rows that were declared public it gives numbers that are not finite: training has diverged."
@@ -155,13 +155,13 @@ def _tell_figures(card: Mapping[str, Any]) -> str:
     return "How good it is on held-out rows was not released."
 
 
-def _tell_public(card: Mapping[str, Any]) -> str:
+def _describe_public(card: Mapping[str, Any]) -> str:
     if isinstance(card.get("test_figures"), dict):
         return "Of test rows that were declared public."
     return "Of held-out rows, with noise that the guarantee covers." if card.get("private_metrics") else ""
 
 
-def _draw_released_confusion(card: Mapping[str, Any], classes: Sequence[str]) -> tuple[Figure, ...]:
+def _draw_released_confusion(card: Mapping[str, Any], classes: Sequence[str]) -> tuple[Chart, ...]:
     public, noisy = card.get("test_figures"), card.get("private_metrics")
     counts = read_confusion(public, "test_confusion") if isinstance(public, dict) else None
     if counts is None and isinstance(noisy, dict):
@@ -169,18 +169,14 @@ def _draw_released_confusion(card: Mapping[str, Any], classes: Sequence[str]) ->
     return () if counts is None else (_make_confusion("Released figures", counts, classes),)
 
 
-def _make_confusion(title: str, counts: list[list[float]], classes: Sequence[str]) -> Figure:
+def _make_confusion(title: str, counts: list[list[float]], classes: Sequence[str]) -> Chart:
     names = list(classes) if len(classes) == len(counts) else [str(i) for i in range(len(counts))]
     columns = ("true class", *(f"predicted {name}" for name in names))
     rows = tuple((name, *row) for name, row in zip(names, counts, strict=True))
-    return _figure("confusion", title, draw_confusion(title, counts, names), columns, rows)
+    return Chart(title, draw_confusion(title, counts, names), columns, rows)
 
 
-def _figure(section: str, title: str, svg: str, columns: tuple[str, ...], rows: tuple[tuple[Any, ...], ...]) -> Figure:
-    return Figure(section, title, "", ("",), ("",), svg, columns, rows)
-
-
-def _draw_spending(card: Mapping[str, Any], guarantee: Guarantee) -> tuple[tuple[Figure, ...], str]:
+def _draw_spending(card: Mapping[str, Any], guarantee: Guarantee) -> tuple[tuple[Chart, ...], str]:
     """ε after some numbers of steps, if the event is a number of equal steps."""
     accounted, steps = card.get("accounting"), read_number(card.get("steps_taken"))
     if guarantee.status == "none" or not isinstance(accounted, dict) or not steps:
@@ -204,7 +200,7 @@ def _draw_spending(card: Mapping[str, Any], guarantee: Guarantee) -> tuple[tuple
     svg = draw_lines(title, Axis("epoch, passes over the data"), Axis("ε so far, no unit"), series)
     rows = tuple((t, t / rate, e) for t, e in spent)
     said = f"At δ = {rounded_up(guarantee.delta)}, by the accountant of the whole run."
-    return (_figure("spending", title, svg, ("step", "epoch", "epsilon"), rows),), said
+    return (Chart(title, svg, ("step", "epoch", "epsilon"), rows),), said
 
 
 def _steps_an_epoch(card: Mapping[str, Any]) -> float:
@@ -218,7 +214,7 @@ def _read_examples(card: Mapping[str, Any]) -> float | None:
     return read_number(sampler.get("examples")) if isinstance(sampler, dict) else None
 
 
-def _draw_noise(card: Mapping[str, Any]) -> tuple[tuple[Figure, ...], str]:
+def _draw_noise(card: Mapping[str, Any]) -> tuple[tuple[Chart, ...], str]:
     """The noise that adds up, from a plan made again, if it is the same by its sensitivity."""
     numbers = [read_number(card.get(name)) for name in ("noise_multiplier", "sensitivity", "divisor", "steps")]
     sigma, sensitivity, divisor, steps = numbers
@@ -230,9 +226,8 @@ def _draw_noise(card: Mapping[str, Any]) -> tuple[tuple[Figure, ...], str]:
     plan = rebuild_plan(str(card.get("method")), public, {}, sigma, read_number(guarantee.get("delta")), sensitivity)
     if plan is None:
         return (), "The noise of this run cannot be drawn from its card alone: `hush noise show` draws a method's."
-    figures = tuple(_figure("noise", *drawn) for drawn in view_plan(plan))
     return (
-        figures,
+        tuple(draw_plan(plan)),
         "Standard deviation of the noise that has added up in a weight, and how it is correlated over steps.",
     )
 
@@ -249,13 +244,13 @@ def _read_steps(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _draw_steps(steps: Sequence[Mapping[str, Any]]) -> tuple[Figure, ...]:
+def _draw_steps(steps: Sequence[Mapping[str, Any]]) -> tuple[Chart, ...]:
     kinds = (
         ("Training loss", "mean loss of a batch", "loss", True),
         ("Batch sizes", "examples in a batch", "examples", False),
         ("Clipped share", "clipped gradients, share", "clipped", True),
     )
-    figures = []
+    charts = []
     for title, unit, name, shared in kinds:
         rows = []
         for line in steps:
@@ -265,5 +260,5 @@ def _draw_steps(steps: Sequence[Mapping[str, Any]]) -> tuple[Figure, ...]:
         every = -(-len(rows) // MOST) or 1
         points = [Dot(float(t), y, f"step {t}: {y:.4g}") for t, y in rows[::every]]
         svg = draw_lines(title, Axis("step, number"), Axis(unit), [Series("", points)])
-        figures += [_figure("training", title, svg, ("step", name), tuple(rows))] if svg else []
-    return tuple(figures)
+        charts += [Chart(title, svg, ("step", name), tuple(rows))] if svg else []
+    return tuple(charts)

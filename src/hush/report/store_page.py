@@ -6,72 +6,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from hush.accounting.guarantee import rounded_down
-from hush.report.figures import (
-    Figure,
-    draw_best_settings,
-    draw_confusions,
-    draw_curves,
-    draw_heatmaps,
-    draw_sanitized,
-    draw_seeds,
-    draw_spending,
-    draw_times,
-    draw_utility,
-)
+from hush.report.charts import list_sections
 from hush.report.noise_page import draw_noise
-from hush.report.page import DownloadTable, Page, Section, TableCell, TableRow
+from hush.report.page import DownloadTable, Page, TableCell, TableRow
 from hush.report.rows import Reading, Row
 from hush.report.summary import (
     Group,
+    describe_cost,
+    describe_findings,
+    format_epsilon,
+    format_mean,
+    format_metric,
     make_groups,
     order_epsilon,
-    tell_epsilon,
-    tell_figure,
-    tell_findings,
-    tell_mean,
-    tell_price,
 )
 
-# What the report of a store says above its tables and figures.
-
-HEADINGS = {
-    "utility": (
-        "Utility against ε",
-        "Mean over seeds of the best setting; bars are one standard deviation. A dashed line with hollow marks is a "
-        "claimed ε, a dotted one with crosses a refuted one: neither is a guarantee.",
-    ),
-    "heat-batch": (
-        "Learning rate × batch size",
-        "Mean over seeds of the best other settings in each cell. The frame with a star is the best cell by the part "
-        "that chooses; hatched cells have diverged or failed; ! marks a cell some of whose runs did. For a loss its "
-        "log₁₀ is shown, and darker is less.",
-    ),
-    "heat-epochs": ("Learning rate × epochs", "As above, over the number of epochs."),
-    "curves": ("Accuracy and loss over epochs", "On the test part, of the best run of each method."),
-    "spending": (
-        "ε over epochs",
-        "What the best run of each method had spent after each epoch, where its record says so.",
-    ),
-    "confusion": (
-        "Confusion matrices",
-        "Of the best run of each group: how many of each true class were taken for which. Darker is a larger share of "
-        "the true class.",
-    ),
-    "seeds": ("Seed by seed", "The test figure of every seed of the best setting; the bar is their mean."),
-    "settings": ("Best learning rate and epochs by batch size", "The best setting at each batch size."),
-    "times": (
-        "Training and inference time",
-        "Seconds as recorded, on whatever machine a run was on; the bar is the mean.",
-    ),
-    "sanitized": (
-        "Noisy activations and labels",
-        "Methods that protect features or labels alone. What is claimed of sanitize was refuted by an audit.",
-    ),
-    "noise": (
-        "Correlated noise",
-        "The noise that adds up in a weight over steps, C and C⁻¹. Darker is larger; signs are in the points' texts.",
-    ),
-}
 COLUMNS = ("problem", "method", "ε", "audited lower bound", "best run", "best setting, mean ± spread", "runs")
 SAY = (
     "Best run and best setting are chosen by the validation part, and their test figures are shown. The ε is that of "
@@ -96,69 +45,44 @@ def make_store_page(reading: Reading, *, title: str = "") -> Page:
     """The page of everything that was read."""
     groups = make_groups(reading)
     noise, unseen = draw_noise(groups)
-    figures = [*_draw_all(groups), *noise]
     return Page(
         title=title or f"Runs of {reading.name}",
-        findings=tell_findings(reading, groups),
+        findings=describe_findings(reading, groups),
         warning=PUBLIC,
         table_title="Overview",
         table_say=SAY,
         table_columns=COLUMNS,
         table=[_make_table_row(group) for group in groups],
         overview=_make_overview(groups),
-        sections=list_sections(figures),
-        troubles=[_tell_trouble(row) for row in reading.rows if row.outcome != "finished"],
+        sections=[*list_sections(groups), *noise],
+        troubles=[_describe_trouble(row) for row in reading.rows if row.outcome != "finished"],
         runs=_make_runs(reading),
         choices=_list_choices(groups),
-        notes=[*reading.notes, *unseen, *_tell_choice(groups)],
+        notes=[*reading.notes, *unseen, *_describe_choice(groups)],
     )
-
-
-def _draw_all(groups: Sequence[Group]) -> list[Figure]:
-    return [
-        *draw_utility(groups),
-        *draw_heatmaps(groups, "batch_size"),
-        *draw_heatmaps(groups, "epochs"),
-        *draw_curves(groups),
-        *draw_spending(groups),
-        *draw_confusions(groups),
-        *draw_seeds(groups),
-        *draw_best_settings(groups),
-        *draw_times(groups),
-        *draw_sanitized(groups),
-    ]
-
-
-def list_sections(figures: Sequence[Figure]) -> list[Section]:
-    """Figures under their headings; a heading without figures is left out."""
-    found = [
-        Section(name, *words, tuple(figure for figure in figures if figure.section == name and figure.svg))
-        for name, words in HEADINGS.items()
-    ]
-    return [section for section in found if section.figures]
 
 
 def _make_table_row(group: Group) -> TableRow:
     badge = group.status if group.status != "unknown" else ""
     bound = "–" if group.audited is None else f"ε ≥ {rounded_down(group.audited.epsilon_lower)}"
-    where = "" if group.audited is None else group.audited.tell()
-    best = None if group.best is None else group.best.figure("test")
+    where = "" if group.audited is None else group.audited.describe()
+    best = None if group.best is None else group.best.chart("test")
     flatters = group.chosen_by == "test" and group.price.runs > 1 and group.best is not None
     by = " (chosen by the test part, which flatters)" if flatters else ""
     counts = [f"{group.count(name)} {name}" for name in ("finished", "diverged", "failed") if group.count(name)]
     cells = (
         TableCell(group.problem),
         TableCell(group.method),
-        TableCell(tell_epsilon(group), badge=badge),
+        TableCell(format_epsilon(group), badge=badge),
         TableCell(bound, where),
-        TableCell(tell_figure(best, group.metric), tell_price(group) + by),
-        TableCell(tell_mean(group), _tell_setting(group)),
+        TableCell(format_metric(best, group.metric), describe_cost(group) + by),
+        TableCell(format_mean(group), _describe_setting(group)),
         TableCell(", ".join(counts)),
     )
     return TableRow(cells, *group.place)
 
 
-def _tell_setting(group: Group) -> str:
+def _describe_setting(group: Group) -> str:
     if group.chosen is None:
         return ""
     row = group.chosen.rows[0]
@@ -174,7 +98,7 @@ def _make_overview(groups: Sequence[Group]) -> DownloadTable:
     for g in groups:
         bound = None if g.audited is None else g.audited.epsilon_lower
         verdict = None if g.audited is None else g.audited.verdict
-        best = (None, None) if g.best is None else (g.best.key, g.best.figure("test"))
+        best = (None, None) if g.best is None else (g.best.key, g.best.chart("test"))
         mean = (None, None, 0) if g.chosen is None else (g.chosen.mean, g.chosen.spread, len(g.chosen.values))
         counts = tuple(g.count(name) for name in ("finished", "diverged", "failed"))
         price = g.price.epsilon, g.price.delta
@@ -198,7 +122,7 @@ def _read_cell(row: Row, name: str) -> Any:
     return found if found is None or isinstance(found, (int, float, str)) else str(found)
 
 
-def _tell_trouble(row: Row) -> dict[str, str]:
+def _describe_trouble(row: Row) -> dict[str, str]:
     known = row.outcome in ("failed", "diverged")
     words = (row.problem, row.method, row.epsilon_label) if known else ("–", "–", "–")
     return {"key": row.key, "outcome": row.outcome, "reason": row.reason} | dict(
@@ -211,7 +135,7 @@ def _list_choices(groups: Sequence[Group]) -> tuple[list[str], list[str], list[s
     return sorted({g.problem for g in groups}), sorted({g.method for g in groups}), epsilons
 
 
-def _tell_choice(groups: Sequence[Group]) -> list[str]:
+def _describe_choice(groups: Sequence[Group]) -> list[str]:
     notes = [
         "The cost of a choice is that of all runs of its group, whose secrets are their own; the runs of other groups, "
         "if they were looked at too, cost more."

@@ -39,7 +39,7 @@ class Setting:
     @property
     def values(self) -> list[float]:
         """The test figures of the finished ones."""
-        return [value for row in self.rows if (value := row.figure("test")) is not None]
+        return [value for row in self.rows if (value := row.chart("test")) is not None]
 
     @property
     def mean(self) -> float | None:
@@ -53,7 +53,7 @@ class Setting:
 
     def score(self, part: str, sign: float) -> float:
         """Mean over seeds, the larger the better; a run without a figure counts as worst."""
-        found = [row.figure(part) for row in self.rows]
+        found = [row.chart(part) for row in self.rows]
         return statistics.fmean(-math.inf if value is None else sign * value for value in found)
 
 
@@ -106,8 +106,8 @@ def group_settings(rows: Iterable[Row]) -> tuple[Setting, ...]:
     """Runs with one configuration, whatever their seeds, together."""
     found: dict[str, list[Row]] = {}
     for row in rows:
-        told = {name: value for name, value in row.config.items() if name != "seed"}
-        found.setdefault(json.dumps(told, sort_keys=True), []).append(row)
+        text = {name: value for name, value in row.config.items() if name != "seed"}
+        found.setdefault(json.dumps(text, sort_keys=True), []).append(row)
     return tuple(Setting(tuple(some)) for some in found.values())
 
 
@@ -131,10 +131,10 @@ def _make_group(place: tuple[str, str, str], rows: Sequence[Row], pricing: Prici
     problem, method, epsilon = place
     metric = next((row.metric for row in rows if row.outcome == "finished"), rows[0].metric)
     sign = 1.0 if metric == "accuracy" else -1.0
-    part = "validation" if any(row.figure("validation") is not None for row in rows) else "test"
+    part = "validation" if any(row.chart("validation") is not None for row in rows) else "test"
     settings = group_settings(rows)
     alive = [setting for setting in settings if setting.score(part, sign) > -math.inf]
-    done = [row for row in rows if row.figure(part) is not None and row.figure("test") is not None]
+    done = [row for row in rows if row.chart(part) is not None and row.chart("test") is not None]
     audited = _find_audit(audits, method, [row.accounted for row in rows])
     refuted = audited is not None and audited.verdict == "refuted"
     status = "refuted" if refuted else find_status(row.record for row in rows)
@@ -147,39 +147,41 @@ def _make_group(place: tuple[str, str, str], rows: Sequence[Row], pricing: Prici
         tuple(rows),
         settings,
         max(alive, key=lambda setting: setting.score(part, sign)) if alive else None,
-        max(done, key=lambda row: sign * (row.figure(part) or 0.0)) if done else None,
+        max(done, key=lambda row: sign * (row.chart(part) or 0.0)) if done else None,
         part,
         pricing.price([with_event(row) for row in rows], status),
         audited,
     )
 
 
-def tell_figure(value: float | None, metric: str) -> str:
+def format_metric(value: float | None, metric: str) -> str:
     """A figure for people."""
     if value is None:
         return "–"
     return f"{100 * value:.2f} %" if metric == "accuracy" else f"{value:.4g}"
 
 
-def tell_mean(group: Group) -> str:
+def format_mean(group: Group) -> str:
     """Mean ± spread of the best setting, and over how many seeds."""
     if group.chosen is None or group.chosen.mean is None:
         return "–"
     seeds = len(group.chosen.values)
     after = f"({seeds} seed{'s' * (seeds != 1)})"
     if group.chosen.spread is None:
-        return f"{tell_figure(group.chosen.mean, group.metric)} {after}"
-    return f"{tell_figure(group.chosen.mean, group.metric)} ± {tell_figure(group.chosen.spread, group.metric)} {after}"
+        return f"{format_metric(group.chosen.mean, group.metric)} {after}"
+    return (
+        f"{format_metric(group.chosen.mean, group.metric)} ± {format_metric(group.chosen.spread, group.metric)} {after}"
+    )
 
 
-def tell_epsilon(group: Group) -> str:
+def format_epsilon(group: Group) -> str:
     """The ε of the best run alone, never rounded down."""
     row = group.best or group.rows[0]
     found = row.number("epsilon")
     return rounded_up(found) if found is not None else "∞" if group.status == "none" else "–"
 
 
-def tell_price(group: Group) -> str:
+def describe_cost(group: Group) -> str:
     """What choosing has cost."""
     price = group.price
     if group.best is None:
@@ -194,22 +196,22 @@ def tell_price(group: Group) -> str:
     )
 
 
-def tell_findings(reading: Reading, groups: Sequence[Group]) -> list[str]:
+def describe_findings(reading: Reading, groups: Sequence[Group]) -> list[str]:
     """Two sentences made from the data: which method is best, and how the runs have ended and what choosing cost."""
-    return [_tell_best(groups), _tell_outcomes(reading, groups)]
+    return [_describe_best(groups), _describe_outcomes(reading, groups)]
 
 
-def _tell_best(groups: Sequence[Group]) -> str:
+def _describe_best(groups: Sequence[Group]) -> str:
     proven = [group for group in groups if group.status == "proven" and group.chosen is not None]
     places = sorted({(g.problem, g.epsilon) for g in proven}, key=lambda p: (p[0], order_epsilon(p[1])))
     contests = [[g for g in proven if (g.problem, g.epsilon) == place] for place in places]
     contests = [_rank(some) for some in contests if len(some) > 1]
     if not contests:
-        return _tell_alone(proven or [group for group in groups if group.chosen is not None])
+        return _describe_alone(proven or [group for group in groups if group.chosen is not None])
     if len(contests) == 1:
         first, second, *_ = contests[0]
         where = f"On {first.problem} at ε = {first.epsilon}"
-        return f"{where}, {first.method} is best of {len(contests[0])} methods: {_tell_lead(first, second)}."
+        return f"{where}, {first.method} is best of {len(contests[0])} methods: {_describe_lead(first, second)}."
     wins: dict[str, int] = {}
     for first, *_ in contests:
         wins[first.method] = wins.get(first.method, 0) + 1
@@ -217,7 +219,7 @@ def _tell_best(groups: Sequence[Group]) -> str:
     first, second, *_ = max((some for some in contests if some[0].method == method), key=lambda some: _lead(*some[:2]))
     return (
         f"At the same problem and proven ε, {method} is best in {won} of {len(contests)} comparisons; by most on "
-        f"{first.problem} at ε = {first.epsilon}, with {_tell_lead(first, second)}."
+        f"{first.problem} at ε = {first.epsilon}, with {_describe_lead(first, second)}."
     )
 
 
@@ -235,7 +237,7 @@ def _lead(first: Group, second: Group) -> float:
     return _value(first) - _value(second)
 
 
-def _tell_lead(first: Group, second: Group) -> str:
+def _describe_lead(first: Group, second: Group) -> str:
     lead = _lead(first, second)
     spreads = [g.chosen.spread for g in (first, second) if g.chosen is not None and g.chosen.spread is not None]
     if len(spreads) < 2:
@@ -243,34 +245,36 @@ def _tell_lead(first: Group, second: Group) -> str:
     else:
         sure = ", within the spread over seeds" if lead <= math.hypot(*spreads) else ""
     by = f"{100 * lead:.2f} points" if first.metric == "accuracy" else f"{lead:.3g} less loss"
-    told = f"test {first.metric} {tell_mean(first)}"
+    text = f"test {first.metric} {format_mean(first)}"
     if second.metric != first.metric or not math.isfinite(lead):
-        return told
-    return f"{told}, {by} {'above' if first.metric == 'accuracy' else 'than'} {second.method}{sure}"
+        return text
+    return f"{text}, {by} {'above' if first.metric == 'accuracy' else 'than'} {second.method}{sure}"
 
 
-def _tell_alone(groups: Sequence[Group]) -> str:
+def _describe_alone(groups: Sequence[Group]) -> str:
     if not groups:
         return "No run has finished, so nothing can be compared."
     best = max(groups, key=lambda g: (g.metric == "accuracy", _value(g)))
     at = f"ε = {best.epsilon} ({best.status})" if best.status != "none" else "no privacy"
     return (
         f"No two methods were run at the same problem and proven ε; the best figure is that of {best.method} on "
-        f"{best.problem} with {at}: test {best.metric} {tell_mean(best)}."
+        f"{best.problem} with {at}: test {best.metric} {format_mean(best)}."
     )
 
 
-def _tell_outcomes(reading: Reading, groups: Sequence[Group]) -> str:
+def _describe_outcomes(reading: Reading, groups: Sequence[Group]) -> str:
     names = ("finished", "diverged", "failed", "unfinished", "unreadable", "unknown version")
     counts = [f"{reading.count(name)} {name}" for name in names if reading.count(name)]
-    told = f"Of {len(reading.rows)} runs: {', '.join(counts) or 'none'}"
+    text = f"Of {len(reading.rows)} runs: {', '.join(counts) or 'none'}"
     priced = [g for g in groups if g.price.epsilon is not None and g.price.runs > 1 and g.best is not None]
     dearest = max(priced, key=lambda g: g.price.runs, default=None)
     if dearest is not None and dearest.price.epsilon is not None:
-        told += (
+        text += (
             f"; the ε of a best run is that of the run alone, and having chosen it costs more (of {dearest.method} on "
             f"{dearest.problem}: ε = {rounded_up(dearest.price.epsilon)} among these {dearest.price.runs} runs in "
-            f"place of {tell_epsilon(dearest)})"
+            f"place of {format_epsilon(dearest)})"
         )
     total = price_store(with_event(row) for row in reading.ended)
-    return f"{told}; all {total.runs} private runs together cost ε = {total.tell()}." if total.runs > 1 else f"{told}."
+    return (
+        f"{text}; all {total.runs} private runs together cost ε = {total.describe()}." if total.runs > 1 else f"{text}."
+    )

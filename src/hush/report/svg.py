@@ -1,4 +1,5 @@
-"""Charts as SVG text: lines with error bars, and dots in rows. Every point says in a title what it is.
+"""Charts as SVG text: lines with error bars, bands and bars, dots in rows, grids of cells, matrices. Every point says
+in a title what it is.
 
 All texts are escaped here. Colours are CSS variables, so that one chart serves both themes; a chart in its own file
 gets those of the light one. Kinds of ε differ in dash, marker and label, not in colour alone.
@@ -20,7 +21,10 @@ WIDTH, HEIGHT = 380, 250
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 12, 44  # margins of the plot in its picture
 COLOURS = 8
 CROWDED = 14  # points of a line, from which on its markers are small
-MOST_NAMED = 34  # characters of a name in a legend
+MOST_NAMED = 46  # characters of a name in a legend
+PAIRED = 19  # characters of a name, up to which a legend has two columns
+MOST_MARKS = 7  # of an axis; more are thinned
+DASHES = ("", "6 4", "2 4", "9 3 2 3")
 
 LIGHT = {
     "ink": "#1d2329",
@@ -37,10 +41,10 @@ LIGHT = {
 }  # what the page's variables are in its light theme
 BASE = """
 text{fill:var(--ink);font:11px system-ui,-apple-system,'Segoe UI',Arial,sans-serif}
-.name{font-size:12px;text-anchor:middle}.grid{stroke:var(--line);stroke-width:.7;fill:none}
-.axis{stroke:var(--soft);fill:none}.curve{fill:none;stroke-width:2}.mark{stroke-width:1.8}
-.claimed{stroke-dasharray:6 4}.refuted{stroke-dasharray:2 4}.cell{stroke:var(--paper);stroke-width:1}
-.hatch{stroke:var(--soft);stroke-width:1.4}.best{fill:none;stroke:var(--ink);stroke-width:2.5}
+.name{font-size:12px;text-anchor:middle}.grid{stroke:var(--line);stroke-width:.7}
+.axis{stroke:var(--soft);fill:none}.spot{fill:none;pointer-events:all}.curve{fill:none;stroke-width:2}.mark{stroke-width:1.8}
+.cell{stroke:var(--paper);stroke-width:1}.hatch{stroke:var(--soft);stroke-width:1.4}
+.best{fill:none;stroke:var(--ink);stroke-width:2.5}.entries{stroke-width:1;shape-rendering:crispEdges}
 .value{font-size:10px;text-anchor:middle;pointer-events:none}.end{text-anchor:end}.middle{text-anchor:middle}
 """
 
@@ -48,12 +52,13 @@ text{fill:var(--ink);font:11px system-ui,-apple-system,'Segoe UI',Arial,sans-ser
 @dataclass(frozen=True)
 class Axis:
     """The title with its unit, and the scale; ``percent`` shows shares in %, ``marks`` are ticks in the place of round
-    values (of an axis across)."""
+    values (of an axis across), and ``holds`` are values that lie on the axis whatever the data are."""
 
     title: str
     log: bool = False
     percent: bool = False
     marks: tuple[float, ...] = ()
+    holds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,8 @@ class Dot:
 
 @dataclass(frozen=True)
 class Series:
-    """A line; ``status`` decides dash and marker, ``method`` is what a filter finds it by."""
+    """A line; ``status`` decides dash and marker, ``method`` is what a filter finds it by. Without ``dots`` the points
+    are seen under the pointer only."""
 
     name: str
     points: Sequence[Dot]
@@ -77,6 +83,16 @@ class Series:
     dots: bool = True
     line: bool = True
     look: int | None = None  # its colour and marker; its place among the series by default
+    dash: int | None = None  # of `DASHES`; by its status by default
+    width: float = 2.0
+    area: bool = False  # y ± spread is shaded between two lines, in place of error bars on one
+    bar: float = 0.0  # the width of a bar up to each point, in units of x, in place of a line
+
+    @property
+    def dashes(self) -> str:
+        """The attribute of its line, empty for a solid one."""
+        dash = {"claimed": 1, "refuted": 2}.get(self.status, 0) if self.dash is None else self.dash % len(DASHES)
+        return f' stroke-dasharray="{DASHES[dash]}"' if dash else ""
 
 
 @dataclass(frozen=True)
@@ -107,14 +123,14 @@ def draw_lines(title: str, across: Axis, up: Axis, series: Sequence[Series]) -> 
     points = [point for one in drawable for point in one.points]
     if not points:
         return ""
-    x = _make_scale([*across.marks, *(p.x for p in points)], LEFT, WIDTH - RIGHT, across.log, most=5)
-    x = replace(x, ticks=across.marks or x.ticks)
-    ends = [p.y + side * p.spread for p in points for side in (-1, 0, 1)]
+    sides = [p.x + side * one.bar / 2 for one in drawable for p in one.points for side in (-1, 1)]
+    x = _make_scale([*across.marks, *across.holds, *sides], LEFT, WIDTH - RIGHT, across.log, most=5)
+    x = replace(x, ticks=across.marks[:: -(-len(across.marks) // MOST_MARKS) or 1] or x.ticks)
+    ends = [p.y + side * p.spread for p in points for side in (-1, 0, 1)] + list(up.holds)
     y = _make_scale([e for e in ends if not up.log or e > 0], HEIGHT - BOTTOM, TOP, up.log, most=6)
     parts = [_draw_frame(x, y, across, up)]
     parts += [_draw_series(one.look or 0, one, x, y) for one in drawable]
-    named = [(one.look or 0, one) for one in drawable if one.name]
-    legend, extra = _draw_legend(named)
+    legend, extra = _draw_legend([(one.look or 0, one) for one in drawable if one.name])
     return wrap(title, HEIGHT + extra, "".join(parts) + legend)
 
 
@@ -128,9 +144,11 @@ def draw_dots(title: str, across: Axis, down: Axis, series: Sequence[Series]) ->
     bottom = TOP + 24 * len(drawable)
     x = _make_scale([p.x for one in drawable for p in one.points], left, WIDTH - RIGHT, across.log, most=5)
     grid = "".join(f"M{x.at(t):.1f} {TOP}V{bottom}" for t in x.ticks)
-    parts = [f'<path class="grid" d="{grid}"/><path class="axis" d="M{left} {TOP}V{bottom}H{WIDTH - RIGHT}"/>']
+    parts = [
+        f'<path class="grid" fill="none" d="{grid}"/><path class="axis" d="M{left} {TOP}V{bottom}H{WIDTH - RIGHT}"/>'
+    ]
     parts += [
-        f'<text class="middle" x="{x.at(t):.1f}" y="{bottom + 15}">{_tell_tick(t, across)}</text>' for t in x.ticks
+        f'<text class="middle" x="{x.at(t):.1f}" y="{bottom + 15}">{_describe_tick(t, across)}</text>' for t in x.ticks
     ]
     for number, one in enumerate(drawable):
         y = TOP + 24 * number + 12
@@ -139,9 +157,9 @@ def draw_dots(title: str, across: Axis, down: Axis, series: Sequence[Series]) ->
             f'<g class="pt">{draw_marker(one.look or 0, one.status, x.at(p.x), y)}<title>{text_of(p.text)}</title></g>'
             for p in one.points
         )
-        told = f' data-method="{text_of(one.method)}"' if one.method else ""
+        attributes = f' data-method="{text_of(one.method)}"' if one.method else ""
         parts.append(
-            f'<g{told}><path class="axis" stroke-width="2" d="M{mean:.1f} {y - 9}v18"/>{dots}'
+            f'<g{attributes}><path class="axis" stroke-width="2" d="M{mean:.1f} {y - 9}v18"/>{dots}'
             f'<text class="end" x="{left - 5}" y="{y + 4}">{text_of(shorten(one.name, 19))}</text></g>'
         )
     parts.append(name_axes(across, down, (left + WIDTH - RIGHT) / 2, bottom + 34, (TOP + bottom) / 2))
@@ -208,12 +226,13 @@ def _log_ticks(low: float, high: float, most: int) -> tuple[float, ...]:
     return inside[::every]
 
 
-def _tell_tick(value: float, axis: Axis) -> str:
+def _describe_tick(value: float, axis: Axis) -> str:
     if axis.percent:
         return f"{100 * value:.4g}"
     if value == 0 or 1e-3 <= abs(value) < 1e5:
-        return f"{value:.4g}"
-    return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
+        return f"{value:.6g}"
+    digits, power = f"{value:.2e}".split("e")
+    return f"{float(digits):g}e{int(power)}"
 
 
 def _draw_frame(x: Scale, y: Scale, across: Axis, up: Axis) -> str:
@@ -221,39 +240,70 @@ def _draw_frame(x: Scale, y: Scale, across: Axis, up: Axis) -> str:
     grid = "".join(f"M{x.at(t):.1f} {TOP}V{bottom}" for t in x.ticks)
     grid += "".join(f"M{LEFT} {y.at(t):.1f}H{right}" for t in y.ticks)
     words = [
-        f'<text class="middle" x="{x.at(t):.1f}" y="{bottom + 15}">{_tell_tick(t, across)}</text>' for t in x.ticks
+        f'<text class="middle" x="{x.at(t):.1f}" y="{bottom + 15}">{_describe_tick(t, across)}</text>' for t in x.ticks
     ]
-    words += [f'<text class="end" x="{LEFT - 5}" y="{y.at(t) + 4:.1f}">{_tell_tick(t, up)}</text>' for t in y.ticks]
+    words += [f'<text class="end" x="{LEFT - 5}" y="{y.at(t) + 4:.1f}">{_describe_tick(t, up)}</text>' for t in y.ticks]
     return (
-        f'<path class="grid" d="{grid}"/><path class="axis" d="M{LEFT} {TOP}V{bottom}H{right}"/>{"".join(words)}'
+        f'<path class="grid" fill="none" d="{grid}"/><path class="axis" d="M{LEFT} {TOP}V{bottom}H{right}"/>'
+        + "".join(words)
         + name_axes(across, up, (LEFT + right) / 2, bottom + 34, (TOP + bottom) / 2)
     )
 
 
 def _draw_series(number: int, one: Series, x: Scale, y: Scale) -> str:
-    colour, kind = f"var(--s{number % COLOURS})", text_of(one.status)
+    colour = f"var(--s{number % COLOURS})"
+    look = f'class="curve {text_of(one.status)}" stroke="{colour}"{one.dashes}'
+    look += f' style="stroke-width:{one.width:g}"' if one.width != 2 else ""
     places = [(x.at(p.x), y.at(p.y), p) for p in one.points]
     size = 1.0 if len(places) <= CROWDED else 0.55
     parts = []
-    if one.line and len(places) > 1:
-        line = " ".join(f"{a:.1f},{b:.1f}" for a, b, _ in places)
-        parts.append(f'<polyline class="curve {kind}" stroke="{colour}" points="{line}"/>')
-    for a, b, point in places:
-        if point.spread:
+    if one.bar:
+        parts = [_draw_bar(colour, point, one.bar, x, y) for point in one.points]
+    elif one.area:
+        lower, upper = ([(a, y.at(p.y + side * p.spread)) for a, _, p in places] for side in (-1, 1))
+        parts.append(f'<polygon fill="{colour}" fill-opacity=".14" points="{_join([*upper, *lower[::-1]])}"/>')
+        parts += [f'<polyline {look} points="{_join(edge)}"/>' for edge in (lower, upper) if one.width]
+    elif one.line and len(places) > 1:
+        parts.append(f'<polyline {look} points="{_join([(a, b) for a, b, _ in places])}"/>')
+    for a, b, point in places if not one.bar else ():
+        if point.spread and not one.area:
             ends = [y.at(max(point.y - point.spread, y.low)), y.at(min(point.y + point.spread, y.high))]
             parts.append(f'<path d="M{a:.1f} {ends[0]:.1f}V{ends[1]:.1f}" stroke="{colour}" stroke-width="1.2"/>')
-        if one.dots:
-            title = f"<title>{text_of(point.text)}</title>" if point.text else ""
-            parts.append(f'<g class="pt">{draw_marker(number, one.status, a, b, size)}{title}</g>')
-    told = f' data-method="{text_of(one.method)}"' if one.method else ""
-    return f"<g{told}>{''.join(parts)}</g>"
+        if one.dots or point.text:
+            top = y.at(point.y + point.spread) if one.area else b
+            if one.dots:
+                parts.append(_title(draw_marker(number, one.status, a, top, size), point.text))
+            else:
+                title = f"<title>{text_of(point.text)}</title>"
+                parts.append(f'<circle class="pt spot" cx="{a:.1f}" cy="{top:.1f}" r="4">{title}</circle>')
+    attributes = f' data-method="{text_of(one.method)}"' if one.method else ""
+    return f"<g{attributes}>{''.join(parts)}</g>"
+
+
+def _draw_bar(colour: str, point: Dot, width: float, x: Scale, y: Scale) -> str:
+    left, right, top = x.at(point.x - width / 2), x.at(point.x + width / 2), y.at(point.y)
+    bottom = y.start if y.log else y.at(max(0.0, y.low))
+    box = f'x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" height="{max(0.0, bottom - top):.1f}"'
+    return _title(f'<rect class="mark" {box} fill="{colour}" fill-opacity=".5" stroke="none"/>', point.text)
+
+
+def _title(inside: str, text: str) -> str:
+    """A point that can be read."""
+    return f'<g class="pt">{inside}<title>{text_of(text)}</title></g>' if text else f'<g class="pt">{inside}</g>'
+
+
+def _join(points: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
 
 
 def draw_marker(number: int, status: str, x: float, y: float, size: float = 1.0) -> str:
-    """Filled for a proven ε, hollow for a claimed one, a cross for a refuted one; the shape is the series'."""
+    """Filled for a proven ε, hollow for a claimed one, a cross for a refuted one, a ring around what is recommended;
+    the shape is the series'."""
     colour = f"var(--s{number % COLOURS})"
     fill = "var(--paper)" if status in ("claimed", "unknown") else colour
     look = f'class="mark" fill="{fill}" stroke="{colour}"'
+    if status == "ring":
+        return f'<circle class="mark" fill="none" stroke="var(--ink)" cx="{x:.1f}" cy="{y:.1f}" r="{8 * size:.1f}"/>'
     if status == "refuted":
         r = 4 * size
         cross = f"M{x - r:.1f} {y - r:.1f}L{x + r:.1f} {y + r:.1f}M{x + r:.1f} {y - r:.1f}L{x - r:.1f} {y + r:.1f}"
@@ -270,19 +320,28 @@ def draw_marker(number: int, status: str, x: float, y: float, size: float = 1.0)
 
 
 def _draw_legend(named: Sequence[tuple[int, Series]]) -> tuple[str, int]:
-    """One entry a line; how much taller it makes the picture."""
+    """One entry a line, or two where names are short; how much taller it makes the picture."""
+    names = [shorten(one.name, MOST_NAMED) + _name_status(one.status) for _, one in named]
+    pairs = len(named) > 4 and max(map(len, names)) <= PAIRED
     parts = []
-    for place, (number, one) in enumerate(named):
-        y = HEIGHT + 8 + 17 * place
-        said = "" if one.status in ("proven", "") else f" ({one.status if one.status != 'none' else 'not private'})"
-        line = f'<path class="curve {text_of(one.status)}" stroke="var(--s{number % COLOURS})" d="M{LEFT} {y - 4}h26"/>'
-        told = f' data-method="{text_of(one.method)}"' if one.method else ""
-        mark = draw_marker(number, one.status, LEFT + 13, y - 4) if one.dots else ""
-        parts.append(
-            f"<g{told}>{line if one.line else ''}{mark}"
-            f'<text x="{LEFT + 34}" y="{y}">{text_of(shorten(one.name, MOST_NAMED) + said)}</text></g>'
-        )
-    return "".join(parts), 17 * len(named) + (4 if named else 0)
+    for place, ((number, one), name) in enumerate(zip(named, names, strict=True)):
+        row, column = divmod(place, 2) if pairs else (place, 0)
+        x, y = (24 if pairs else 14) + column * 180, HEIGHT + 11 + 17 * row
+        colour = f"var(--s{number % COLOURS})"
+        kind = f'class="curve {text_of(one.status)}" stroke="{colour}"{one.dashes}'
+        line = f'<path {kind} style="stroke-width:{one.width:g}" d="M{x} {y - 4}h26"/>' if one.line else ""
+        if one.area or one.bar:
+            shade = f'fill="{colour}" fill-opacity="{".5" if one.bar else ".2"}"'
+            line = f'<rect x="{x}" y="{y - 9}" width="26" height="10" {shade}/>{line if one.width and one.area else ""}'
+        mark = draw_marker(number, one.status, x + 13, y - 4) if one.dots and not one.bar else ""
+        attributes = f' data-method="{text_of(one.method)}"' if one.method else ""
+        parts.append(f'<g{attributes}>{line}{mark}<text x="{x + 33}" y="{y}">{text_of(name)}</text></g>')
+    rows = -(-len(named) // 2) if pairs else len(named)
+    return "".join(parts), 17 * rows + (7 if named else 0)
+
+
+def _name_status(status: str) -> str:
+    return {"proven": "", "": "", "ring": "", "none": " (not private)"}.get(status, f" ({status})")
 
 
 def shorten(name: str, most: int) -> str:
@@ -382,3 +441,53 @@ def _draw_ground(shown: str, x: float, y: float) -> str:
 
 def _spaced(length: float, step: float) -> list[float]:
     return [n * step for n in range(max(1, int(length // step) + 1))]
+
+
+def draw_matrix(
+    title: str, across: Axis, down: Axis, columns: Sequence[int], rows: Sequence[int], values: Sequence[Sequence[float]]
+) -> str:
+    """The entries of a matrix: one colour for what is added, one for what is taken away, and nothing where it is zero.
+
+    The colour is the square root of an entry's size, so that small ones are seen; titles hold the values.
+    ``columns`` and ``rows`` are the numbers of its columns and rows.
+    """
+    wide = WIDTH - LEFT - RIGHT
+    high = min(wide, max(wide * len(rows) / len(columns), 130))
+    flat = [value for row in values for value in row]
+    top = max(map(abs, flat)) or 1.0
+    signs = []
+    for sign, colour in ((1, "s0"), (-1, "s1")):
+        cells = "".join(
+            f'<path d="M{i} {j + 0.5}h1" opacity="{math.sqrt(abs(value) / top):.2f}">'
+            f"<title>row {rows[j]}, column {columns[i]}: {value:.3g}</title></path>"
+            for j, row in enumerate(values)
+            for i, value in enumerate(row)
+            if value * sign > 0
+        )
+        signs.append(f'<g stroke="var(--{colour})">{cells}</g>')
+    scaled = f"translate({LEFT} {TOP}) scale({wide / len(columns):.4f} {high / len(rows):.4f})"
+    parts = [f'<g class="entries" transform="{scaled}">{"".join(signs)}</g>']
+    parts.append(f'<path class="axis" d="M{LEFT} {TOP}h{wide}v{high:.1f}h-{wide}z"/>')
+    for i in range(0, len(columns), max(1, len(columns) // 5)):
+        x = LEFT + (i + 0.5) * wide / len(columns)
+        parts.append(f'<text class="middle" x="{x:.1f}" y="{TOP + high + 15:.1f}">{columns[i]}</text>')
+    for j in range(0, len(rows), max(1, len(rows) // 8)):
+        y = TOP + (j + 0.5) * high / len(rows) + 4
+        parts.append(f'<text class="end" x="{LEFT - 5}" y="{y:.1f}">{rows[j]}</text>')
+    parts.append(name_axes(across, down, LEFT + wide / 2, TOP + high + 34, TOP + high / 2))
+    ticks = pick_ticks(min(flat), max(flat), top)
+    for number, tick in enumerate(ticks):
+        x, y = LEFT + 36 * number, TOP + high + 46
+        look = f'fill="var(--{"s1" if tick < 0 else "s0"})" fill-opacity="{math.sqrt(abs(tick) / top):.2f}"'
+        parts.append(f'<rect class="grid" x="{x}" y="{y:.1f}" width="30" height="10" {look}/>')
+        parts.append(f'<text class="middle" x="{x + 15}" y="{y + 22:.1f}">{tick:g}</text>')
+    return wrap(title, TOP + high + 76, "".join(parts))
+
+
+def pick_ticks(low: float, high: float, top: float) -> list[float]:
+    """Round values from zero outwards, at most nine of them, apart from each other in the colours of a matrix."""
+    kept = [0.0]
+    for size in (digit * 10.0**power for power in range(-4, 5) for digit in (1, 2, 5)):
+        if size <= top and math.sqrt(size / top) - math.sqrt(kept[-1] / top) > 0.24:
+            kept.append(size)
+    return [t for t in [-t for t in reversed(kept[1:])] + kept if 1.02 * low <= t <= 1.02 * high]

@@ -19,7 +19,7 @@ from hush.sampling.participation import (
     Separated,
     WithoutReplacement,
 )
-from hush.sampling.samplers import CyclicPoisson, FixedSize, Partitioned, Poisson, Room, Sampler, Shuffled, one_pass
+from hush.sampling.samplers import CyclicPoisson, FixedSize, Partitioned, Poisson, Sampler, Shuffled, one_pass
 
 __all__ = [
     "CyclicPoisson",
@@ -31,7 +31,6 @@ __all__ = [
     "Poisson",
     "PoissonSampled",
     "Reshuffled",
-    "Room",
     "SameOrder",
     "Sampler",
     "Separated",

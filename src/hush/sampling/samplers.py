@@ -9,7 +9,6 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from scipy import stats
 from torch import Tensor
 
 from hush._internal import validate
@@ -26,14 +25,6 @@ from hush.sampling.participation import (
 )
 
 
-@dataclass(frozen=True)
-class Room:
-    """Public: in every step all other examples leave a place free, except with probability ``overflow``."""
-
-    places: int
-    overflow: float = 0.0
-
-
 class Sampler(Protocol):
     """Draws batches and publicly declares how one example takes part.
 
@@ -44,8 +35,7 @@ class Sampler(Protocol):
     3. No example takes part more often, or closer together, than ``participation`` says; a probability named there
        holds for every example, independently of the others.
     4. ``participation`` covers at least the plan's steps and does not change.
-    5. ``room(chance)``: all other examples leave a place of a step free, except with a probability ``overflow`` of at
-       most ``chance``; it depends on public numbers alone.
+    5. No batch has more than ``largest_batch`` examples, a public number.
     6. A population that the guarantee does not cover raises an error and is not sampled.
     """
 
@@ -59,8 +49,9 @@ class Sampler(Protocol):
         """How often and how far apart one example can take part."""
         ...
 
-    def room(self, chance: float) -> Room:
-        """The number of places per step, of which one stays free except with a probability of at most ``chance``."""
+    @property
+    def largest_batch(self) -> int:
+        """The largest number of examples that a step can hold, for any data and any secret."""
         ...
 
     def indices(self, secret: Secret, step: int, population: int) -> Tensor:
@@ -94,9 +85,10 @@ class Poisson:
         """Poisson at ``rate``."""
         return PoissonSampled(self.rate, self.steps)
 
-    def room(self, chance: float) -> Room:
-        """From the binomial tail."""
-        return _coin_room(self.examples, self.rate, chance)
+    @property
+    def largest_batch(self) -> int:
+        """All examples of the larger of two neighbouring datasets."""
+        return self.examples + 1
 
     def indices(self, secret: Secret, step: int, population: int) -> Tensor:
         """The examples whose coin shows heads."""
@@ -129,9 +121,10 @@ class Sized(ABC):
         """The number of examples per step."""
         return float(self.batch_size)
 
-    def room(self, chance: float) -> Room:
-        """Exactly one batch."""
-        return Room(self.batch_size)
+    @property
+    def largest_batch(self) -> int:
+        """The size of every batch but the last of an epoch."""
+        return self.batch_size
 
     @abstractmethod
     def indices(self, secret: Secret, step: int, population: int) -> Tensor:
@@ -232,23 +225,16 @@ class CyclicPoisson:
     def participation(self) -> CyclicPoissonSampled:
         return CyclicPoissonSampled(self.groups, self.rate, self.steps)
 
-    def room(self, chance: float) -> Room:
-        """From the binomial tail of the largest group."""
-        return _coin_room(-(-self.examples // self.groups), self.rate, chance)
+    @property
+    def largest_batch(self) -> int:
+        """The largest group."""
+        return -(-self.examples // self.groups)
 
     def indices(self, secret: Secret, step: int, population: int) -> Tensor:
         """The members of this step's group whose coin shows heads."""
         _same_population(self.examples, population)
         members = np.sort(_order(secret, 0, population)[step % self.groups :: self.groups])
         return _coins(secret, step, members, population, self.rate)
-
-
-def _coin_room(members: int, rate: float, chance: float) -> Room:
-    count = stats.binom(members, rate)
-    places = int(count.isf(chance)) + 1
-    while count.sf(places - 1) > chance:  # scipy's inverse is not exact
-        places += 1
-    return Room(places, float(count.sf(places - 1)))
 
 
 def one_pass(examples: int, batch_size: int) -> Partitioned:

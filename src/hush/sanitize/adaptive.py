@@ -1,26 +1,16 @@
-"""The published layer with a threshold that follows the weights: C = t·‖W‖ before training and after each epoch."""
+"""The adaptive threshold of the published layer: C = t·‖W‖, set before training and after each epoch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from hush._internal import validate
-from hush._internal.tensors import Losses, Named, State, Sums
-from hush.clipping.base import Channel, Claim, Query, Start
-from hush.data_source import Source
 from hush.errors import InvalidInputError
-from hush.noise.base import NoisyGradient
-from hush.sampling import Participation
-from hush.sanitize.layer import FrozenLayer, find_layer
-from hush.sanitize.privatised import Published
-
-# The adaptive threshold: C = t·‖W‖ of the weights that make the layer's inputs, set after each epoch.
+from hush.sanitize.layer import find_layer
 
 
 @dataclass(frozen=True)
@@ -71,74 +61,3 @@ def find_weight(model: nn.Module) -> Tensor:
 def measure_norm(weight: Tensor) -> float:
     """The Frobenius norm, in double precision."""
     return float(torch.linalg.vector_norm(weight.detach().double()))
-
-
-@dataclass(frozen=True)
-class AdaptiveClip:
-    """``inner`` with a C that is recomputed every ``turn`` steps. C is stored with the run's state, so a resumed run
-    uses the same value; the noise scales with C, so the claims do not change."""
-
-    inner: Published
-    threshold: AdaptiveThreshold
-    turn: int
-    model: nn.Module | None = None  # once a run has one
-
-    def __post_init__(self) -> None:
-        validate.positive_int(steps_of_an_epoch=self.turn)
-
-    @property
-    def channels(self) -> Mapping[str, Channel]:
-        """Those of the published layer."""
-        return self.inner.channels
-
-    def prepare(self, start: Start) -> tuple[Query, Source]:
-        """The layer gets its noise, and its first C from the weights as they are before training."""
-        _, taken = self.inner.prepare(start)
-        self.threshold.adapt(start.model)
-        layer = FrozenLayer.of(find_layer(start.model)[1], free=("clip",))
-        return replace(self, inner=replace(self.inner, layer=layer), model=start.model), taken
-
-    def make_ready(self, step: int) -> None:
-        """Nothing is computed before the first step."""
-
-    def recall(self, public: State) -> None:
-        """Set the C of the resumed run in place of the one from the initial weights."""
-        if self.model is not None:
-            find_layer(self.model)[1].clip = float(public["clip"])
-
-    @property
-    def nonnegative(self) -> bool:
-        """Whether the layer clamps to [0, C]."""
-        return self.inner.nonnegative
-
-    def count_numbers(self, model: nn.Module, source: Source) -> int:
-        """n, the width of the layer."""
-        return self.inner.count_numbers(model, source)
-
-    def count_releases(self, participation: Participation, steps: int) -> int:
-        """As without a threshold that changes."""
-        return self.inner.count_releases(participation, steps)
-
-    def init(self, params: Named) -> tuple[State, State]:
-        """Public, as far as the weights are: C."""
-        clip = 0.0 if self.model is None else find_layer(self.model)[1].clip
-        return {"clip": torch.tensor(clip, dtype=torch.float64)}, {}
-
-    def piece(self, model: nn.Module, losses: Losses, content: Any, public: State) -> Sums:
-        """The gradient of the piece's summed loss, at the C of this epoch."""
-        find_layer(model)[1].clip = float(public["clip"])
-        return self.inner.piece(model, losses, content, {})
-
-    def finish(self, sums: Sums, public: State, private: State) -> tuple[Sums, State]:
-        """The sum as it is."""
-        return self.inner.finish(sums, public, private)
-
-    def observe(self, release: NoisyGradient, update: Named, public: State) -> State:
-        """After the last step of an epoch, the next C."""
-        if self.model is None or (release.step + 1) % self.turn:
-            return public
-        return {"clip": torch.tensor(self.threshold.adapt(self.model), dtype=torch.float64)}
-
-    def claims(self, participation: Participation, noise_std: Mapping[str, float], steps: int) -> tuple[Claim, ...]:
-        """Those of the published layer, in which C does not occur."""
-        return self.inner.claims(participation, noise_std, steps)

@@ -11,12 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from hush._internal import validate
 from hush.accounting.guarantee import Guarantee
 from hush.errors import InvalidInputError
+from hush.guarantees import account_steps
+
+if TYPE_CHECKING:
+    from hush.plan import Plan
 
 STOPPED = "the run was stopped by what it had released, and how long it ran says something about the data too"
 COUNTED = {True: "what is proven is the ε of all planned steps", False: "the ε of all planned steps is what is stated"}
@@ -59,10 +64,10 @@ class EpochSpreads:
     _total: float = 0.0
     _examples: float = 0.0
 
-    def add(self, figures: Mapping[str, float]) -> bool:
+    def add(self, metrics: Mapping[str, float]) -> bool:
         """Add a step; returns whether it ended an epoch."""
         self._steps += 1
-        self._total, self._examples = self._total + figures["spread"], self._examples + figures["examples"]
+        self._total, self._examples = self._total + metrics["spread"], self._examples + metrics["examples"]
         if self._steps % self.per_epoch:
             return False
         self.series.append(self._total / max(self._examples, 1.0))
@@ -70,22 +75,48 @@ class EpochSpreads:
         return True
 
 
+@dataclass
+class EarlyStopping:
+    """Decides after every step of a run whether it ends, and after how many epochs.
+
+    A resumed run passes the metrics of its earlier steps first."""
+
+    optimizer: Stop
+    spreads: EpochSpreads
+    after: int | None = None
+
+    def update(self, steps: Iterable[Mapping[str, float]]) -> bool:
+        """Add these steps; return whether the run should stop."""
+        for metrics in steps:
+            if self.spreads.add(metrics) and self.after is None:
+                self.after = self.optimizer.find(self.spreads.series)
+        return self.after is not None
+
+    def describe(self, plan: Plan, steps: int) -> dict[str, Any] | None:
+        """The stop as fields of the answer and of the privacy card; None if there was none. ``steps`` were taken: a
+        resumed run may have taken more than the epochs after which the rule stopped."""
+        if self.after is None:
+            return None
+        early = state_stop(account_steps(plan)[0], account_steps(plan, steps)[0])[1]
+        said = {"epsilon_there": early.epsilon, "status": early.status, "reason": early.reason}
+        return {"after_epochs": self.after, "steps": steps, **said}
+
+
 def watch_epochs(steps: Iterable[Mapping[str, float]], per_epoch: int) -> Iterator[float]:
     """The mean spread of every completed epoch, from the metrics of a run's steps."""
     spreads = EpochSpreads(per_epoch)
-    return (spreads.series[-1] for figures in steps if spreads.add(figures))
+    return (spreads.series[-1] for metrics in steps if spreads.add(metrics))
 
 
 def take_until(steps: Iterable[Mapping[str, float]], stop: Stop, per_epoch: int) -> int | None:
     """Take the steps of a run of method `sanitize`, ``(record.numbers() for record in hush.training.take_steps(run))``,
     until ``stop`` raises its flag. Returns the number of epochs, or None if all steps were taken. The guarantees of the
     stopped run are ``state_stop(plan.guarantee(), plan.guarantee(epochs * per_epoch))``."""
-    series: list[float] = []
-    for spread in watch_epochs(steps, per_epoch):
-        series.append(spread)
-        if (after := stop.find(series)) is not None:
-            return after
-    return None
+    stopping = EarlyStopping(stop, EpochSpreads(per_epoch))
+    for metrics in steps:
+        if stopping.update([metrics]):
+            break
+    return stopping.after
 
 
 def find_chord_slope(window: Sequence[float]) -> float:

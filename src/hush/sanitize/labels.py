@@ -1,31 +1,26 @@
-"""Training on randomised labels: `label-rr`, after Ghazi et al. 2021, in one stage (LP-1ST) or in two (LP-2ST).
+"""Training on randomised labels: `label-rr`, after Ghazi et al. 2021 (LP-1ST).
 
-One stage: every label is answered for once by randomised response (`hush.sanitize.labels`), with a uniform prior or
-with one that is public, and everything is trained on the answers. Two stages: coins that know no label send each
-example to the first or the second part. The first stage trains on the answers of the first part, with the one-stage
-prior; the model that it gives is the prior of the second part, example by example, whose labels are answered for then.
-The second stage trains on all answers.
+Every label is answered for once by randomised response, with a uniform prior or with one that is public, and everything
+is trained on the answers.
 
 Theorem. Whatever is computed from the answers, all features, and who is in the data, is ε-differentially private for
 one label being replaced by another.
 
-Proof. Labels y, y′ differ in place i alone. Which part i is in is decided by a coin of its own. In the first part: its
-answer is RRTop-k with a public prior, within e^ε; the answers of the first part determine, with coins and features, the
-priors of the second part, whose labels are the same in y and y′: post-processing. In the second part: the first stage
-has the same distribution under both, and given all of it the prior of i is fixed, so its answer is within e^ε. Each
-label is answered for in exactly one part, and once. ∎
+Proof. Labels y, y′ differ in place i alone. The answers of all other places have the same distribution under both, and
+are independent of that of i, which is RRTop-k with a public prior, within e^ε. The rest is post-processing. ∎
 
 ε is 1/σ, so that more noise means a smaller ε. Pure ε-privacy is, for any δ, dominated by binary randomised response at
-ε: the event. Answers are those of (secret, stream, number of the example): the same whenever they are asked for, so a
-resumed run gives the same answers and spends nothing; the data's digest ensures that the labels are the same. Answers
-of the second part are kept with the run's state. No answer is drawn before the first step, when a ledger is charged.
+ε: the event. Answers are those of (secret, stream, number of the example). They are drawn once, before the first step
+(`hush.data_release`).
+
+Two stages (LP-2ST) are two releases on disjoint rows: docs/sanitize.md has the recipe.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -37,18 +32,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hush._internal import validate
-from hush._internal.tensors import Losses, Named, State, Sums
-from hush.clipping.base import Channel, Claim, Query, Start
-from hush.clipping.unclipped import PlainSum
+from hush._internal.tensors import Losses
+from hush.clipping import Claim
+from hush.data_release import ComposedRelease, DataRelease, ReleasedData, TrainingData, Values
 from hush.data_source import Source
-from hush.errors import InvalidInputError, RunStateError
-from hush.noise.base import NoisyGradient
-from hush.per_example.model_rng import drawing_only
+from hush.errors import InvalidInputError
 from hush.randomness import Secret, streams
 from hush.randomness.cipher import encrypt_counters
-from hush.sampling import Participation
-from hush.sanitize.privatised import UNBOUNDED
-from hush.sanitize.split_model import check_pairs, evaluating, first_of, make_synthetic
+from hush.sanitize.front import check_pairs, evaluating, make_synthetic, with_part
 
 # Randomised response on labels with a prior, drawn with exact probabilities.
 #
@@ -180,8 +171,8 @@ def check_prior(prior: Sequence[float], classes: int | None = None) -> None:
         )
 
 
-COINS = Channel(1.0, proof="coins", exact=True)
-CHUNK = 500  # examples through the model at a time
+CHUNK = 500  # labels read at a time
+PROBES = 3  # synthetic rows with which a model is tried
 REASON = (
     "each label is answered for once, by randomised response, and only the answers are trained on; features, and who "
     "is in the data, are not protected"
@@ -191,89 +182,45 @@ ASSUMED = "the prior of the classes was chosen without looking at the labels"
 
 @dataclass(frozen=True)
 class RandomisedLabels:
-    """Plain gradients on answers. ``prior`` is a public one over the classes; with ``first`` steps in a first stage,
-    ``share`` of the examples is answered for in it and the others after it."""
+    """Training on randomised labels; ``prior`` is a public one over the classes."""
 
     prior: tuple[float, ...] | None = None
-    first: int | None = None
-    share: float = 0.5
-    answers: RandomizedLabels | None = None  # once a run has data
 
     def __post_init__(self) -> None:
-        validate.probability(share=self.share)
-        if self.first is not None:
-            validate.positive_int(steps_of_the_first_stage=self.first)
         if self.prior is not None:
             check_prior(self.prior)
 
     @property
-    def channels(self) -> Mapping[str, Channel]:
-        """The labels, by coins; the gradient, which is made of answers and needs no noise."""
-        return {"labels": COINS, "gradient": UNBOUNDED}
+    def assumptions(self) -> tuple[str, ...]:
+        """Of the prior, if there is one."""
+        return () if self.prior is None else (ASSUMED,)
 
-    def prepare(self, start: Start) -> tuple[Query, Source]:
-        """Examples get their number in the place of their label."""
-        model, source = start.model, start.source
-        check_pairs(source.take(torch.empty(0, dtype=torch.int64)), "the last alone would be taken for the label")
-        classes = count_outputs(model, source)
+    def claims(self, sigma: float, steps: int) -> tuple[Claim, ...]:
+        """ε-privacy of the labels at ε = 1/σ, for any number of steps."""
+        return (Claim(dominating_pair(1 / sigma), "replace", "proven", REASON, "labels"),)
+
+    def find_tails(self, sigma: float, numbers: int) -> None:
+        """Randomised response has no tails: its probabilities are exact."""
+
+    def bind(self, model: nn.Module, losses: Losses, source: Source, sigma: float) -> TrainingData:
+        """Put answers in the place of the labels."""
+        none = source.take(torch.empty(0, dtype=torch.int64))
+        like = check_pairs(none, "the last alone would be taken for the label")
+        classes = count_outputs(model, like)
         if self.prior is not None:
             check_prior(self.prior, classes)
-        share = 1.0 if self.first is None else self.share
         prior = np.array(self.prior or [1.0] * classes, dtype=np.float64)
-        answers = RandomizedLabels(
-            model, source, start.secret, 1 / start.noise_std["labels"], prior / prior.sum(), share
-        )
-        return replace(self, answers=answers), IndexedLabels(source)
+        answers = LabelAnswers(source, 1 / sigma, prior / prior.sum())
+        (claim,) = self.claims(sigma, 1)
+        stated = ComposedRelease("every record's label by randomised response", claim.event, claim.adjacency)
+        part = DataRelease("labels", stated, answers.draw, answers.content)
 
-    def make_ready(self, step: int) -> None:
-        """The labels are read, and those that are none of the classes refused."""
-        if self.answers is not None:
-            self.answers.read_labels()
+        def put(content: Any, values: Values, indices: Tensor) -> Any:
+            if not len(indices):
+                return content
+            return with_part(content, len(content) - 1, values["labels"][indices].to(content[-1].device))
 
-    def recall(self, public: State) -> None:
-        """Nothing of the model depends on it."""
-
-    def count_numbers(self, model: nn.Module, source: Source) -> int:
-        """One label, by coins."""
-        return 1
-
-    def count_releases(self, participation: Participation, steps: int) -> int:
-        """Each label is answered for once, in one of the parts."""
-        return 1
-
-    def init(self, params: Named) -> tuple[State, State]:
-        """Public: the answers of the second part, none of which is there yet."""
-        if self.answers is None or self.first is None:
-            return {}, {}
-        return {"second": torch.full((len(self.answers.source),), -1, dtype=torch.int64)}, {}
-
-    def piece(self, model: nn.Module, losses: Losses, content: Any, public: State) -> Sums:
-        """The gradient of the answered examples' summed loss, divided by their share in the first stage."""
-        if self.answers is None:
-            raise RunStateError("labels are randomised only within a run: start the plan")
-        *inputs, numbers = content
-        labels = self.answers.find(public)[numbers.cpu()]
-        rows = torch.nonzero(labels >= 0).squeeze(1)
-        kept = (*(part[rows.to(part.device)] for part in inputs), labels[rows].to(numbers.device))
-        with drawing_only(rows):
-            sums = PlainSum().piece(model, losses, kept, public)
-        scale = self.answers.share if _is_first_stage(public) else 1.0
-        return {"gradient": {n: g / scale for n, g in sums["gradient"].items()}, "diagnostics": sums["diagnostics"]}
-
-    def finish(self, sums: Sums, public: State, private: State) -> tuple[Sums, State]:
-        """The sum as it is."""
-        return {"gradient": sums["gradient"]}, private
-
-    def observe(self, release: NoisyGradient, update: Named, public: State) -> State:
-        """At the end of the first stage, the answers of the second part by the model that it gave."""
-        if self.answers is None or self.first is None or release.step != self.first - 1:
-            return public
-        return {"second": self.answers.draw_second()}
-
-    def claims(self, participation: Participation, noise_std: Mapping[str, float], steps: int) -> tuple[Claim, ...]:
-        """ε-privacy of the labels, however many steps are taken."""
-        event = dominating_pair(1 / noise_std["labels"])
-        return (Claim(event, "replace", "proven", REASON, "labels"),)
+        return TrainingData(losses, ReleasedData(part, source, put))
 
 
 def dominating_pair(epsilon: float) -> Any:
@@ -282,100 +229,47 @@ def dominating_pair(epsilon: float) -> Any:
     return dp_event.RandomizedResponseDpEvent(noise_parameter=2 * small / (1 + small), num_buckets=2)
 
 
-def _is_first_stage(public: State) -> bool:
-    return "second" in public and not bool((public["second"] >= 0).any())
-
-
-@dataclass(frozen=True, eq=False)
-class IndexedLabels:
-    """The data with each example's number in the place of its label, so that no label reaches a gradient."""
-
-    source: Source
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def take(self, indices: Tensor) -> Any:
-        """Features, then numbers."""
-        content = self.source.take(indices)
-        return (*content[:-1], indices.to(content[-1].device))
-
-
 @dataclass(eq=False)
-class RandomizedLabels:
-    """The answers for all labels of a run: those of the first part by the prior, of the second by the model."""
+class LabelAnswers:
+    """The answers for all labels, by randomised response at ε; ``prior`` has one row for all records, or one for each.
 
-    model: nn.Module
+    A prior must not depend on the labels that it is used for."""
+
     source: Source
-    secret: Callable[[], Secret]
     epsilon: float
     prior: Priors
-    share: float
-    _first: tuple[bytes, Tensor] | None = field(default=None, repr=False)
     _labels: Integers | None = field(default=None, repr=False)
 
-    def find(self, public: State) -> Tensor:
-        """The answer of every example, −1 where there is none yet."""
-        first = self.draw_first()
-        return torch.where(first >= 0, first, public["second"]) if "second" in public else first
+    def draw(self, secret: Secret) -> Values:
+        """The answer for every label."""
+        labels = self.read_labels()
+        priors = np.broadcast_to(self.prior, (len(labels), self.prior.shape[-1]))
+        answers = respond(labels, self.epsilon, priors, draw_integers(secret, streams.LABELS_FIRST, len(labels)))
+        return {"labels": torch.from_numpy(answers)}
 
-    def draw_first(self) -> Tensor:
-        """The answers of the first part."""
-        secret = self.secret().first
-        if self._first is None or self._first[0] != secret.key:
-            priors = np.broadcast_to(self.prior, (len(self.source), len(self.prior)))
-            answers = self._answer(secret, streams.LABELS_FIRST, priors)
-            self._first = secret.key, torch.from_numpy(np.where(self._is_first(secret), answers, -1))
-        return self._first[1]
-
-    def draw_second(self) -> Tensor:
-        """The answers of the second part, by the model as it is now."""
-        secret = self.secret().first
-        answers = self._answer(secret, streams.LABELS_SECOND, self._predict())
-        return torch.from_numpy(np.where(self._is_first(secret), -1, answers))
-
-    def _answer(self, secret: Secret, stream: str, priors: Priors) -> Integers:
-        return respond(self.read_labels(), self.epsilon, priors, draw_integers(secret, stream, len(self.source)))
-
-    def _is_first(self, secret: Secret) -> np.ndarray:
-        """Which examples are in the first part: by coins that know no label."""
-        if self.share == 1.0:
-            return np.ones(len(self.source), dtype=bool)
-        return draw_integers(secret, streams.LABELS_SPLIT, len(self.source)) < int(self.share * VALUES)
+    def content(self) -> Iterable[bytes]:
+        """The bytes of the labels and of the prior."""
+        yield self.prior.tobytes()
+        yield self.read_labels().tobytes()
 
     def read_labels(self) -> Integers:
         """The true labels, read once and checked: private."""
         if self._labels is None:
-            self._labels = self._read()
+            chunks = torch.split(torch.arange(len(self.source)), CHUNK)
+            labels = torch.cat([self.source.take(chunk)[-1].cpu() for chunk in chunks])
+            if labels.dim() != 1 or labels.is_floating_point():
+                raise InvalidInputError("randomised response needs one whole number as the label of each example")
+            found: Integers = labels.long().numpy()
+            check_labels(found, self.prior.shape[-1])
+            self._labels = found
         return self._labels
 
-    def _read(self) -> Integers:
-        parts = [self.source.take(chunk)[-1] for chunk in self._chunks()]
-        labels = torch.cat([part.cpu() for part in parts])
-        if labels.dim() != 1 or labels.is_floating_point():
-            raise InvalidInputError("randomised response needs one whole number as the label of each example")
-        found: Integers = labels.long().numpy()
-        check_labels(found, len(self.prior))
-        return found
 
-    def _predict(self) -> Priors:
-        """The classes' probabilities that the model gives each example."""
-        device = next(self.model.parameters()).device
-        with torch.no_grad(), evaluating(self.model):
-            scores = [self.model(first_of(self.source.take(chunk)).to(device)).double() for chunk in self._chunks()]
-        found: Priors = torch.cat(scores).softmax(1).nan_to_num(nan=1.0).cpu().numpy()
-        return found
-
-    def _chunks(self) -> tuple[Tensor, ...]:
-        return torch.split(torch.arange(len(self.source)), CHUNK)
-
-
-def count_outputs(model: nn.Module, source: Source) -> int:
+def count_outputs(model: nn.Module, like: Tensor) -> int:
     """The number of classes of the model's output, from synthetic inputs: a public fact of its architecture."""
-    like = source.take(torch.empty(0, dtype=torch.int64))
     device = next(model.parameters()).device
     with torch.no_grad(), evaluating(model):
-        scores = model(first_of(make_synthetic(like, device)))
+        scores = model(make_synthetic(like, device, PROBES))
     if not isinstance(scores, Tensor) or scores.dim() != 2 or scores.shape[1] < 2:
         raise InvalidInputError(
             "randomised response needs a model that gives one score for each of two or more classes"

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +39,8 @@ class Sanitize(nn.Module):
     run's secret and the place of each example (`hush.per_example.model_rng`). Evaluation adds no noise unless
     ``noisy_evaluation``. NaN counts as 0, because a value that stays non-finite would be a leak.
 
-    ``clip`` may be changed between epochs (`hush.sanitize.adaptive`). It is neither a parameter nor a buffer: code that
-    changes it must store it.
+    ``clip`` may be changed between epochs (`hush.sanitize.adaptive`). It is stored in the buffer ``threshold``, so
+    checkpoints and releases contain it.
     """
 
     def __init__(
@@ -65,7 +64,9 @@ class Sanitize(nn.Module):
             raise InvalidInputError(f"the floor of a sanitisation layer is 0, or none for −clip, got {floor!r}")
         if dropout:
             validate.probability(dropout=dropout)
-        self.clip, self.noise_multiplier, self.width = float(clip), float(noise_multiplier), width
+        self.threshold: Tensor
+        self.register_buffer("threshold", torch.tensor(float(clip), dtype=torch.float64))
+        self.noise_multiplier, self.width = float(noise_multiplier), width
         self.floored, self.dropout, self.place = floor is not None, float(dropout), place
         self.draw, self.noisy_evaluation = draw, noisy_evaluation
 
@@ -74,6 +75,16 @@ class Sanitize(nn.Module):
         low = "0" if self.floored else f"−{self.clip:g}"
         noise = f"noise_multiplier={self.noise_multiplier:g}, width={self.width or 'from the first forward'}"
         return f"[{low}, {self.clip:g}], {noise}, dropout={self.dropout:g} {self.place}"
+
+    @property
+    def clip(self) -> float:
+        """C, the upper end of the range."""
+        return float(self.threshold)
+
+    @clip.setter
+    def clip(self, value: float) -> None:
+        validate.positive(clip=value)
+        self.threshold.fill_(value)
 
     @property
     def low(self) -> float:
@@ -102,7 +113,7 @@ class Sanitize(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Dropout, clip and noise, in the order that ``place`` says."""
-        self._set_width(x)
+        self.set_width(x.shape[1:])
         own = x.dtype
         if self.place == "before":
             x = functional.dropout(x, self.dropout, self.training)
@@ -114,10 +125,14 @@ class Sanitize(nn.Module):
         return x.to(own)
 
     def bound(self, x: Tensor) -> Tensor:
-        """Every element within the range, one that is not a number 0; at least in single precision, in which C has all
-        of its digits but the last."""
-        x = x if x.dtype == torch.float64 else x.float()
-        return torch.where(x.isnan(), torch.zeros_like(x), x).clamp(self.low, self.clip)
+        """Every element within the range, one that is not a number 0."""
+        return clamp(x, *self.range)
+
+    @property
+    def range(self) -> tuple[Tensor, Tensor]:
+        """Both ends of the range."""
+        high = self.threshold.detach().clone()
+        return torch.zeros_like(high) if self.floored else -high, high
 
     def noised(self, x: Tensor) -> Tensor:
         """With its noise. It is added in double precision and rounded to the public grid of the noise
@@ -128,8 +143,9 @@ class Sanitize(nn.Module):
         noisy = ((precise.detach() + self.noise_std * draw(precise.detach())) / spacing).round() * spacing
         return (noisy + (precise - precise.detach())).to(x.dtype)
 
-    def _set_width(self, x: Tensor) -> None:
-        found = math.prod(x.shape[1:])
+    def set_width(self, shape: Sequence[int]) -> None:
+        """Rows have this shape; raises if the layer has another width."""
+        found = math.prod(shape)
         if self.width is None:
             self.width = found
         if found != self.width:
@@ -144,6 +160,13 @@ class Sanitize(nn.Module):
                 "the width of the sanitisation layer is not known before its first forward: give width=…"
             )
         return self.width
+
+
+def clamp(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Every element in [low, high], NaN as 0; at least in single precision, in which C has all of its digits but the
+    last."""
+    x = x if x.dtype == torch.float64 else x.float()
+    return torch.where(x.isnan(), torch.zeros_like(x), x).clamp(low.to(x), high.to(x))
 
 
 def insert(model: nn.Module, name: str, layer: Sanitize) -> nn.Module:
@@ -176,6 +199,17 @@ def insert(model: nn.Module, name: str, layer: Sanitize) -> nn.Module:
     return model
 
 
+def check_kind(layer: Sanitize) -> None:
+    """Raise on a layer of another kind, or with noise of its own, of which nothing is known."""
+    if type(layer) is not Sanitize:
+        raise UnsupportedModelError(
+            f"{type(layer).__name__} is a subclass of Sanitize without a proof for its range and noise: use "
+            "hush.sanitize.layer.Sanitize itself"
+        )
+    if layer.draw is not None:
+        raise UnsupportedModelError("the layer draws its noise from a custom function: leave draw out")
+
+
 def check_training(layer: Sanitize) -> None:
     """Refuse a step in which the layer adds no noise."""
     if not (layer.training or layer.noisy_evaluation):
@@ -193,80 +227,3 @@ def find_layer(model: nn.Module) -> tuple[str, Sanitize]:
             "hush.sanitize.layer.insert(model, 'module.name', layer)"
         )
     return found[0]
-
-
-# The funnel: fully connected layers 8n, 4n, 2n, n in front of the sanitisation layer.
-
-
-def build_funnel(inputs: int, width: int) -> list[nn.Module]:
-    """Linear layers ``inputs``-8n-4n-2n-n, each followed by a ReLU, down to the public ``width`` n.
-
-    The noise of a sanitisation layer has the standard deviation Cσ√n, so a narrow layer is a quiet one; the funnel lets
-    the network get there without throwing away most of what it knows in one step."""
-    validate.positive_int(inputs=inputs, width=width)
-    widths = [inputs, 8 * width, 4 * width, 2 * width, width]
-    pairs = zip(widths[:-1], widths[1:], strict=True)
-    return [layer for before, after in pairs for layer in (nn.Linear(before, after), nn.ReLU())]
-
-
-# The layer as it was accounted: rows are computed by a copy of it, independent of later changes to the model's layer.
-#
-# The density of a release depends on C, the floor, σ, n, the dropout with its place, and the source of the noise. All
-# of them are fixed when a run starts. A step raises if the layer's settings have changed; the copy ensures that a
-# forward that changes them on its way to the layer does not change what is released.
-
-SETTINGS = ("clip", "floored", "noise_multiplier", "width", "dropout", "place", "draw")
-
-
-@dataclass(frozen=True, eq=False)
-class FrozenLayer:
-    """A model's layer, its settings when a run started, and a copy of it that has them."""
-
-    layer: Sanitize
-    settings: Mapping[str, Any]
-    copy: Sanitize
-
-    @staticmethod
-    def of(layer: Sanitize, *, free: tuple[str, ...] = ()) -> FrozenLayer:
-        """The layer as it is now; settings that are ``free`` may change in a run. A kind of layer of the user's own is
-        refused, for nothing is known of its noise."""
-        if type(layer) is not Sanitize:
-            raise UnsupportedModelError(
-                f"{type(layer).__name__} is a subclass of Sanitize without a proof for its range and noise: use "
-                "hush.sanitize.layer.Sanitize itself"
-            )
-        if layer.draw is not None:
-            raise UnsupportedModelError("the layer draws its noise from a custom function: leave draw out")
-        settings = {name: getattr(layer, name) for name in SETTINGS if name not in free}
-        floor = 0.0 if layer.floored else None
-        how: dict[str, Any] = {"width": layer.width, "dropout": layer.dropout, "place": layer.place}
-        copy = Sanitize(layer.clip, layer.noise_multiplier, floor=floor, noisy_evaluation=True, **how)
-        return FrozenLayer(layer, settings, copy)
-
-    def check(self) -> None:
-        """Refuse a layer that is not what was accounted for."""
-        changed = [name for name, value in self.settings.items() if getattr(self.layer, name) != value]
-        if changed:
-            raise RunStateError(
-                f"{changed[0].replace('_', ' ')} of the sanitisation layer was changed after the run had started, and "
-                "the release depends on it: make a new plan and run"
-            )
-
-    def check_step(self) -> None:
-        """The same before a step in which the layer itself adds its noise."""
-        check_training(self.layer)
-        self.check()
-
-    def bound(self, reached: Tensor) -> Tensor:
-        """What reaches the layer, within the range that was accounted for."""
-        return self.copy.bound(reached)
-
-    def release(self, reached: Tensor, noise: Tensor) -> Tensor:
-        """The same with this standard normal noise at the scale that was accounted for, and with the layer's dropout
-        where that is in training."""
-        self.copy.train(self.layer.training).draw = lambda _: noise
-        try:
-            made: Tensor = self.copy(reached)
-        finally:
-            self.copy.draw = None
-        return made

@@ -3,40 +3,27 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from hush.clipping import Query
 from hush.data_source import as_source
-from hush.datasets.models import Encoder, build_shipped, shipped
-from hush.datasets.problem import Problem
+from hush.datasets.models import build_shipped, shipped
+from hush.datasets.problem import LAYER_CLIP, LAYER_WIDTH, LayerPlace, Problem
 from hush.errors import InvalidInputError
-from hush.release.description import STATE_ONLY, Architecture
-from hush.sanitize.adaptive import AdaptiveClip
-from hush.sanitize.split_model import find_cut
+from hush.release.description import Architecture
+from hush.sanitize.front import take_nothing, trace_front
+from hush.tabular.columns import Encoder
 
-WIDTH, CLIP = 50, 0.5
 ENDS = {"funnel": "body"}  # where a shipped network has its layer unless another place is named
-
-
-@dataclass(frozen=True)
-class LayerPlace:
-    """Where the layer goes: width and clip of it, and behind which module of the problem's own network; without a name
-    it stays where that network has one, and where it has none a small network of that width takes its place."""
-
-    at: str | None = None
-    width: int | None = None
-    clip: float | None = None
-    nonnegative: bool = False
 
 
 def insert_layer(task: Problem, place: LayerPlace, *, frozen: bool) -> Problem:
     """The problem with a sanitised network; ``frozen`` keeps what is before the layer as it was initialised."""
     inner, at = _choose_network(task, place, frozen)
-    clip = task.architecture.arguments.get("clip", CLIP) if place.clip is None else place.clip
+    clip = task.architecture.arguments.get("clip", LAYER_CLIP) if place.clip is None else place.clip
     settings: dict[str, Any] = {"clip": clip, "nonnegative": place.nonnegative}
     made = shipped("sanitized", inner=inner.name, arguments=dict(inner.arguments), at=at, **settings)
     architecture = replace(made, encoder=task.architecture.encoder)
@@ -50,16 +37,10 @@ def insert_layer(task: Problem, place: LayerPlace, *, frozen: bool) -> Problem:
     return replace(task, model=build, architecture=architecture)
 
 
-def drop_architecture(task: Problem, query: Query) -> Problem:
-    """The problem without a description of its network where C follows the weights: it would name the C that the run
-    began with. Such weights are loaded into a module that their reader brings, whose C is `AdaptiveThreshold.adapt`."""
-    return replace(task, architecture=STATE_ONLY) if isinstance(query, AdaptiveClip) else task
-
-
 def freeze_before(model: nn.Module, data: Any) -> nn.Module:
-    """The model with everything before its layer frozen, found by made-up inputs in the shape of the data's."""
+    """The model with everything before its layer frozen, found by tracing it on a synthetic record."""
     params = dict(model.named_parameters())
-    for name in find_cut(model, as_source(data)).before:
+    for name in trace_front(model, take_nothing(as_source(data))).names:
         params[name].requires_grad_(False)
     return model
 
@@ -70,7 +51,7 @@ def _choose_network(task: Problem, place: LayerPlace, frozen: bool) -> tuple[Arc
         has = None  # a network whose layers before it are trained is no start for a method that needs them frozen
     at = place.at or has or (ENDS.get(own.name) if not frozen else None)
     if at is None:
-        return _make_small(task, place.width or WIDTH, frozen)
+        return _make_small(task, place.width or LAYER_WIDTH, frozen)
     if own.source != "shipped":
         raise InvalidInputError(
             f"'{task.name}' has a model that does not come with hush: put the layer into it in Python"
@@ -102,7 +83,5 @@ def _make_small(task: Problem, width: int, frozen: bool) -> tuple[Architecture, 
     if frozen:
         return shipped("projection", features=features, width=width, outputs=outputs), "3"
     if inputs.dtype == torch.float16:
-        raise InvalidInputError(
-            f"'{task.name}' keeps features in half precision: use sanitize-once or sanitize-frozen on them"
-        )
+        raise InvalidInputError(f"'{task.name}' keeps features in half precision: use sanitize-once on them")
     return shipped("mlp", widths=[features, 2 * width, width, outputs]), "3"

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from hush.accounting.accountant import Adjacency
+from hush.accounting.guarantee import PRECISE
 from hush.data_release import ComposedRelease, DataRelease, Values
 from hush.data_source import as_source
 from hush.randomness import Secret
@@ -64,7 +65,11 @@ def plan_class_weights(
             yield weigh_units(units).tobytes()
 
     return DataRelease(
-        KEY, ComposedRelease(NAME, noise.event, noise.adjacency, noise.lost), release, content, units is not None
+        KEY,
+        ComposedRelease(NAME, noise.event, noise.adjacency, noise.lost, (PRECISE,)),
+        release,
+        content,
+        units is not None,
     )
 
 

@@ -49,15 +49,16 @@ from scipy.special import ndtri
 
 from hush._internal.validate import probability
 from hush.accounting.accountant import Adjacency
+from hush.accounting.guarantee import PRECISE
 from hush.accounting.noise_tails import grid
 from hush.data_release import ComposedRelease, DataRelease, Values
 from hush.data_source import as_source
 from hush.errors import DataError, InvalidInputError
 from hush.randomness import Secret
 from hush.statistics.histogram import PIECE, Cells, HistogramNoise, Numbers, add_cell_noise, calibrate_histograms
+from hush.tabular.columns.category import MOST_CLASSES
+from hush.tabular.columns.number import parse_number
 from hush.tabular.problem import MOST_RELEASED
-from hush.tabular.reader import parse_number
-from hush.tabular.schema import MOST_CLASSES
 
 NAME = "the classes with a noisy count above a threshold"
 KEY = "classes"
@@ -117,7 +118,7 @@ def plan_class_names(
         if units is not None:
             yield np.ascontiguousarray(np.asarray(units)).tobytes()
 
-    composed = ComposedRelease(NAME, noise.counts.event, noise.counts.adjacency, noise.lost)
+    composed = ComposedRelease(NAME, noise.counts.event, noise.counts.adjacency, noise.lost, (PRECISE,))
     return DataRelease(KEY, composed, release, content, units is not None)
 
 

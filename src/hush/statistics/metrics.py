@@ -29,7 +29,7 @@ BINS = 20  # of a score, all of one width
 
 
 @dataclass(frozen=True)
-class Figures:
+class ClassificationMetrics:
     """Metrics of a classifier; None where a metric does not exist (a class without rows, a single class).
 
     ``confusion[i][j]`` counts rows of class i that were predicted as j.
@@ -55,7 +55,7 @@ NO_USE = "Worse than always saying the mean of these rows: R² is below 0."
 
 
 @dataclass(frozen=True)
-class ValueFigures:
+class RegressionMetrics:
     """How far predicted numbers lie from the true ones; R² is None where all true ones are equal."""
 
     rows: int
@@ -85,7 +85,7 @@ class Counts:
         return np.asarray((np.arange(bins) + 0.5) / bins, dtype=np.float64)
 
 
-def judge_classes(probabilities: ArrayLike, labels: ArrayLike) -> Figures:
+def judge_classes(probabilities: ArrayLike, labels: ArrayLike) -> ClassificationMetrics:
     """All figures from a row of class probabilities and a label for each row, exactly."""
     from sklearn import metrics  # a second of importing, for those alone who judge
 
@@ -105,7 +105,7 @@ def judge_classes(probabilities: ArrayLike, labels: ArrayLike) -> Figures:
     return _figures(confusion, _mean(areas), loss, least=1.0)
 
 
-def judge_values(predictions: ArrayLike, targets: ArrayLike) -> ValueFigures:
+def judge_values(predictions: ArrayLike, targets: ArrayLike) -> RegressionMetrics:
     """MAE, RMSE and R² of predicted numbers."""
     from sklearn import metrics
 
@@ -119,7 +119,7 @@ def judge_values(predictions: ArrayLike, targets: ArrayLike) -> ValueFigures:
     squared = float(metrics.mean_squared_error(truth, found))
     varied = len(truth) > 1 and bool(np.ptp(truth) > 0)
     r2 = float(metrics.r2_score(truth, found)) if varied else None
-    return ValueFigures(len(truth), float(metrics.mean_absolute_error(truth, found)), math.sqrt(squared), r2)
+    return RegressionMetrics(len(truth), float(metrics.mean_absolute_error(truth, found)), math.sqrt(squared), r2)
 
 
 def count_rows(
@@ -155,7 +155,7 @@ def count_confusion(scores: ArrayLike, labels: ArrayLike, weights: ArrayLike | N
     return confusion
 
 
-def from_counts(counts: Counts, *, least: float = 1.0, rows: int | None = None) -> Figures:
+def from_counts(counts: Counts, *, least: float = 1.0, rows: int | None = None) -> ClassificationMetrics:
     """All figures from counts alone; totals are floored at the public number ``least``. Where the number of ``rows`` is
     public, it takes the place of the sum of all cells, and with it of all their noise."""
     positive(least=least)
@@ -169,13 +169,13 @@ def from_counts(counts: Counts, *, least: float = 1.0, rows: int | None = None) 
     return _figures(counts.confusion, auc, loss, least, named, known=rows)
 
 
-def verdict(figures: Figures) -> str:
+def verdict(metrics: ClassificationMetrics) -> str:
     """One sentence: whether the model is of use at all."""
-    reached, plain = f"{figures.accuracy:.1%}", f"{figures.commonest:.1%}"
-    about = "by noisy counts, " if any("noisy" in name for name in figures.approximate) else ""
-    if figures.accuracy < figures.commonest:
+    reached, plain = f"{metrics.accuracy:.1%}", f"{metrics.commonest:.1%}"
+    about = "by noisy counts, " if any("noisy" in name for name in metrics.approximate) else ""
+    if metrics.accuracy < metrics.commonest:
         text = f"worse than always saying the commonest class: right in {reached} of the rows, where that gives {plain}"
-    elif figures.accuracy == figures.commonest:
+    elif metrics.accuracy == metrics.commonest:
         text = f"no better than always saying the commonest class, which is right in {plain} of the rows"
     else:
         text = f"right in {reached} of the rows, where always saying the commonest class gives {plain}"
@@ -190,13 +190,13 @@ def _figures(
     approximate: tuple[str, ...] = (),
     *,
     known: int | None = None,
-) -> Figures:
+) -> ClassificationMetrics:
     have, right = confusion.sum(1), confusion.diagonal()
     rows = max(float(confusion.sum()), least) if known is None else float(known)
     recall = tuple(
         None if of <= 0 else _share(float(hit), max(float(of), least)) for hit, of in zip(right, have, strict=True)
     )
-    return Figures(
+    return ClassificationMetrics(
         rows=rows,
         accuracy=_share(float(right.sum()), rows),
         commonest=_share(float(have.max()), rows),

@@ -38,7 +38,7 @@ from hush._internal.validate import positive_int
 from hush.accounting.accountant import Adjacency
 from hush.accounting.accountant import epsilon as epsilon_of
 from hush.accounting.events import DpEvent
-from hush.accounting.guarantee import Guarantee
+from hush.accounting.guarantee import PRECISE, Guarantee
 from hush.accounting.noise_tails import check_std, grid
 from hush.errors import InvalidInputError
 from hush.noise.base import add_noise
@@ -51,6 +51,7 @@ ROUNDED = 1 + 2.0**-40  # more than the products of the standard deviations can 
 ASSUMPTIONS = (
     "the held-out rows were set apart without looking at them, and the classes and bins are public",
     "the noise is unpredictable",
+    PRECISE,
 )
 
 

@@ -22,6 +22,7 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from hush.accounting.accountant import Adjacency
+from hush.accounting.guarantee import PRECISE
 from hush.data_release import ComposedRelease, DataRelease, Values
 from hush.data_source import as_source
 from hush.errors import InvalidInputError
@@ -88,7 +89,11 @@ def plan_ranges(
             yield weigh_units(units).tobytes()
 
     return DataRelease(
-        KEY, ComposedRelease(NAME, noise.event, noise.adjacency, noise.lost), release, content, units is not None
+        KEY,
+        ComposedRelease(NAME, noise.event, noise.adjacency, noise.lost, (PRECISE,)),
+        release,
+        content,
+        units is not None,
     )
 
 

@@ -3,7 +3,7 @@
     problem = from_files("my.csv", target="y", public=("classes",), private_ranges=True).awaiting_weights()
     setting = {"examples": problem.examples, "counted": True, "batch_size": 64, "epochs": 20, "epsilon": 3}
     parts = plan_releases(problem, make_plan("dp-sgd", **setting), 3, range_share=0.1, weight_share=0.05)
-    plan = make_plan("dp-sgd", **setting, beside=tuple(part.beside for part in parts))
+    plan = make_plan("dp-sgd", **setting, composed=tuple(part.composed for part in parts))
     run = plan.start(problem.model(), problem.training_losses, problem.train)
     problem, told = take_releases(problem, run, make_releases(run, parts))
 
@@ -21,12 +21,12 @@ from numpy.typing import ArrayLike
 from torch import nn
 
 from hush.data_release import DataRelease, Values
-from hush.datasets.models import Encoder
 from hush.datasets.problem import Problem
 from hush.errors import InvalidInputError, NotProvenError
 from hush.plan import Plan
 from hush.run import Run
 from hush.statistics import class_counts, class_names, ranges
+from hush.tabular.columns import Encoder
 from hush.tabular.schema import Schema, pending_columns, with_limits
 
 OF_DELTA = 0.1  # at which the ε of a release is meant
@@ -54,7 +54,7 @@ def plan_releases(
             f"the classes of '{task.name}' are released with noise exactly where they are not known: give class_share "
             "for a problem with private_classes=True, and for no other"
         )
-    if not plan.private:
+    if not plan.has_guarantee:
         raise NotProvenError(
             f"method '{plan.method}' adds no noise, so noisy releases before it would give no protection: use "
             "dp-sgd or another private method"
@@ -100,11 +100,11 @@ def check_shares(*shares: float | None) -> None:
 def take_releases(task: Problem, run: Run, values: Mapping[str, Values]) -> tuple[Problem, dict[str, dict[str, Any]]]:
     """The problem with what was released, which is also put into the run's model, and into the weights that its
     losses read; and the same as public plain data."""
-    told: dict[str, dict[str, Any]] = {}
+    released: dict[str, dict[str, Any]] = {}
     if (found := values.get(class_names.KEY)) is not None:
         counts = class_names.unpack_classes(found)
         task = task.settle_classes(tuple(counts))
-        told["private_classes"] = counts
+        released["private_classes"] = counts
         run.prepare(lambda model: None)  # its losses are others now
     if (found := values.get(ranges.KEY)) is not None and task.schema is not None:
         limits = [(float(low), float(high)) for low, high in found["limits"].tolist()]
@@ -112,11 +112,11 @@ def take_releases(task: Problem, run: Run, values: Mapping[str, Values]) -> tupl
         schema = with_limits(task.schema, limits)
         run.prepare(lambda model: set_ranges(model, schema))
         task = replace(task, schema=schema)
-        told["private_ranges"] = {name: list(pair) for name, pair in zip(names, limits, strict=True)}
+        released["private_ranges"] = {name: list(pair) for name, pair in zip(names, limits, strict=True)}
     if (found := values.get(class_counts.KEY)) is not None and task.awaited_weights is not None:
         task.awaited_weights.copy_(found["weights"])
-        told["private_class_weights"] = dict(zip(task.classes_by_name, found["weights"].tolist(), strict=True))
-    return task, told
+        released["private_class_weights"] = dict(zip(task.classes_by_name, found["weights"].tolist(), strict=True))
+    return task, released
 
 
 def set_ranges(model: nn.Module, schema: Schema) -> None:

@@ -6,19 +6,108 @@ Counts of missing values and stray words say something about the rows: they are 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hush._internal.validate import choice
 from hush.errors import DataError, InvalidInputError
-from hush.tabular.cache import cached_profile
-from hush.tabular.columns import Column, Range
-from hush.tabular.encode import holds_text, no_column, no_number
-from hush.tabular.profiling import MAJORITY, ColumnProfile, guess_column, repeats
-from hush.tabular.reader import ISO, POINT, Count, is_missing, parse_number
-from hush.tabular.schema import MOST_CLASSES, Schema, choose_waves, describe_column, public_columns
+from hush.tabular.cells import Cells, TextColumn, WordCounts, count_texts, find_first, is_missing, list_different
+from hush.tabular.cells import take_first as take_first_cells
+from hush.tabular.columns import GUESSED, KINDS, Category, Column, Evidence, Id, Number, Range, guess_column
+from hush.tabular.columns.category import MOST_CLASSES
+from hush.tabular.columns.number import lacks_number, parse_number
+from hush.tabular.reader import Count, pieces
+from hush.tabular.rows import no_column
+from hush.tabular.schema import Schema, choose_waves, public_columns
+
+# The pass over a table that counts the evidence for the kinds of its columns, a batch of rows at a time.
+#
+# Memory is bounded, whatever the table's length. How many different values there are is counted in the first
+# ``FIRST_ROWS`` alone, wherever a batch ends. The kinds count what they can many cells at a time; all other words are
+# gathered over many batches, and each different one is counted once.
+
+FIRST_ROWS = 20_000  # of which different values are counted
+ROOM = 1 << 25  # bytes of words that were gathered and not counted yet, of all columns together
+
+
+def profile_columns(
+    path: Path, begin: Callable[[str], ColumnProfiler], count: Count, unit: str = ""
+) -> dict[str, Evidence]:
+    """The evidence of every column; ``begin`` makes its profiler. The column ``unit`` is read as exact text."""
+    seen: dict[str, ColumnProfiler] = {}
+    for piece in pieces(path, count, exact=unit):
+        seen = seen or {name: begin(name) for name in piece}
+        for name, cells in piece.items():
+            seen[name].add(cells)
+        if sum(profiler.words.size for profiler in seen.values()) > ROOM:
+            for profiler in seen.values():
+                profiler.mark_updated()
+    if not seen:
+        raise InvalidInputError(f"'{path}' holds no rows")
+    return {name: profiler.mark_updated() for name, profiler in seen.items()}
+
+
+class ColumnProfiler:
+    """Counts the evidence of one column, some rows at a time; `settle` completes it. ``given`` is the column of a
+    schema."""
+
+    def __init__(self, evidence: Evidence, given: Column | None = None) -> None:
+        self.evidence, self._given = evidence, given
+        self.words = WordCounts()
+        self._first_values: set[str] = set()
+        if given is not None:
+            evidence.stray = 0
+        if isinstance(given, Number):
+            evidence.decimal = given.decimal
+
+    def mark_updated(self) -> Evidence:
+        """The evidence, with the words that were gathered."""
+        for text, count in self.words.drain():
+            if is_missing(word := text.strip()):
+                self.evidence.missing += count
+            else:
+                any(kind.count_word(self.evidence, word, count) for kind in GUESSED)
+        return self.evidence
+
+    def add(self, cells: Cells) -> None:
+        """Take some more rows into account."""
+        seen = self.evidence
+        if isinstance(cells, TextColumn):
+            self._add_texts(cells)
+        else:
+            Number.count_typed(seen, cells)
+        if self._given is not None and seen.stray is not None:
+            seen.stray += self._given.count_unread(cells)
+        if seen.classes and seen.first_other is None:
+            seen.first_other = self._number(find_first(cells, lambda text: text not in seen.classes))
+        if seen.rows < FIRST_ROWS:
+            self._count_different(take_first_cells(cells, FIRST_ROWS - seen.rows))
+        if seen.listed and len(seen.values) <= MOST_CLASSES:
+            seen.values.update(list_different(cells))
+        seen.rows += len(cells)
+
+    def _number(self, place: int | None) -> int | None:
+        """The number of a row, by its place in the batch."""
+        return None if place is None else self.evidence.rows + place + 1
+
+    def _add_texts(self, cells: TextColumn) -> None:
+        seen = self.evidence
+        if seen.first_gap is None:
+            seen.first_gap = self._number(Number.find_gap(seen, cells))
+        for kind in KINDS.values():
+            cells = kind.count_cells(seen, cells)
+        self.words.add(cells)
+
+    def _count_different(self, cells: Cells) -> None:
+        counted = {text: count for text, count in count_texts(cells).items() if not is_missing(text)}
+        self._first_values.update(counted)
+        self.evidence.first_rows += sum(counted.values())
+        self.evidence.different = len(self._first_values)
+
+
+# A table as a whole: the kind of every column, and every problem.
 
 REPEATS = "several rows have the same {name}: if it names a person, --unit {name} protects all rows of one together"
 
@@ -41,7 +130,7 @@ class Finding:
             "column": self.column.name,
             "kind": self.column.kind,
             "why": self.why,
-            "happens": self.column.encoding(),
+            "happens": self.column.describe(),
             "problem": self.problem,
         }
 
@@ -53,7 +142,7 @@ class Inspection:
 
     path: Path
     findings: tuple[Finding, ...]
-    seen: Mapping[str, ColumnProfile]
+    seen: Mapping[str, Evidence]
     problems: tuple[str, ...]
 
     def find(self, name: str) -> Finding:
@@ -88,15 +177,12 @@ def inspect_table(
     classes = frozenset(map(str, given.get("classes", ())))
     listed = "categories" in public
 
-    def begin(name: str) -> ColumnProfile:
-        """What a column has shown before its first row."""
-        return ColumnProfile(
-            name, listed or name == target, named.get(name), classes if name == target else frozenset()
-        )
+    def begin(name: str) -> ColumnProfiler:
+        """The profiler of a column before its first row."""
+        evidence = Evidence(name, listed or name == target, classes=classes if name == target else frozenset())
+        return ColumnProfiler(evidence, named.get(name))
 
-    facts: dict[str, Any] = {"target": target, "listed": listed, "classes": sorted(classes), "unit": unit}
-    facts["given"] = [asdict(column) for column in named.values()]
-    seen = cached_profile(path, begin, facts, count, unit)
+    seen = profile_columns(path, begin, count, unit)
     wanted = dict.fromkeys(filter(None, (target, unit, *named)))
     problems = [str(no_column(name, seen, path)) for name in wanted if name not in seen]
     findings = tuple(_find(path, evidence, named.get(name), public, name, unit) for name, evidence in seen.items())
@@ -109,9 +195,7 @@ def inspect_table(
     return Inspection(path, findings, seen, tuple(problems))
 
 
-def _check_header(
-    path: Path, seen: Mapping[str, ColumnProfile], named: Collection[str], target: str | None
-) -> list[str]:
+def _check_header(path: Path, seen: Mapping[str, Evidence], named: Collection[str], target: str | None) -> list[str]:
     """A file without a header: its first row, which is private, would be published as the names of the columns.
 
     Names that count the columns (0, 1, 2, … or 1, 2, 3, …) and names that a schema lists are no cells."""
@@ -120,7 +204,7 @@ def _check_header(
     for place, (name, evidence) in enumerate(seen.items(), start=1):
         is_class = name == target and name in evidence.values
         is_name = name in named or (counted and name.isdecimal())
-        if is_class or (not is_name and evidence.holds(name)):
+        if is_class or (not is_name and any(kind.fits(evidence, name) for kind in KINDS.values())):
             return [
                 f"the name of column {place} of '{path}' is one of the values in that column, so the first row looks "
                 "like data: add a row with the names of the columns, or list the names in a schema"
@@ -128,46 +212,23 @@ def _check_header(
     return []
 
 
-def _find(
-    path: Path, seen: ColumnProfile, given: Column | None, public: Collection[str], name: str, unit: str
-) -> Finding:
+def _find(path: Path, seen: Evidence, given: Column | None, public: Collection[str], name: str, unit: str) -> Finding:
     if name == unit:
-        return Finding(Column(name, "id"), "it names who a row is about, the unit of privacy", missing=seen.missing)
+        return Finding(Id(name), "it names who a row is about, the unit of privacy", missing=seen.missing)
+    what = f"column '{name}' of '{path}'"
     if given is not None:
-        return _check_given(path, seen, given)
+        problem = given.find_mismatch(seen, what)
+        return Finding(given, "the schema says so", problem, False, seen.missing, given.count_strays(seen))
     guess = guess_column(seen, public)
-    problem = f"column '{name}' of '{path}' {guess.problem}" if guess.problem else ""
-    again = repeats(seen, guess.column.kind) and not unit
-    return Finding(guess.column, guess.why, problem, again, seen.missing, _count_stray(seen, guess.column))
+    problem = f"{what} {guess.problem}" if guess.problem else ""
+    again = _repeats(seen, guess.column) and not unit
+    return Finding(guess.column, guess.why, problem, again, seen.missing, guess.column.count_strays(seen))
 
 
-def _check_given(path: Path, seen: ColumnProfile, given: Column) -> Finding:
-    """A column whose kind the schema says, and whether its cells are of that kind."""
-    stray = _count_stray(seen, given)
-    return Finding(given, "the schema says so", _name_mismatch(path, seen, given, stray), False, seen.missing, stray)
-
-
-def _name_mismatch(path: Path, seen: ColumnProfile, given: Column, stray: int) -> str:
-    few = stray <= (1 - MAJORITY) * seen.present
-    if given.kind in ("flag", "date") and not few:
-        written = f"a date written {given.form}" if given.kind == "date" else "a flag"
-        return f"column '{given.name}' of '{path}' is said to be {written}, and more than one cell in twenty is not"
-    if given.kind != "number" or (given.missing and few):
-        return ""
-    if stray > seen.counts["infinite"] and (given.decimal == POINT or not few):
-        return str(holds_text(given.name, path))
-    if given.fill is None and seen.first_gap is not None and not given.missing:
-        return str(no_number(given.name, seen.first_gap, path))
-    return ""
-
-
-def _count_stray(seen: ColumnProfile, column: Column) -> int:
-    """How many cells hold something that is not of the column's kind."""
-    if column.kind == "number":
-        return seen.present - seen.counts[column.decimal]
-    if seen.given is None and column.kind == "date":
-        return seen.present - seen.counts[column.form] - (seen.counts[ISO] if column.form != ISO else 0)
-    return seen.stray
+def _repeats(seen: Evidence, column: Column) -> bool:
+    """Whether values of an id, or of a category that looks like one (many codes), occur in several rows."""
+    coded = isinstance(column, Category) and seen.counts["code"] > seen.present / 2 and seen.has_many(0.05)
+    return (isinstance(column, Id) or coded) and 0 < seen.different < seen.first_rows
 
 
 # What the columns of a table are, found from the file, and what that takes to be public.
@@ -246,7 +307,8 @@ def infer(
     classes: tuple[str, ...] = ()
     try:
         if regression:
-            own = Column(target, "number", own.low, own.high) if found.seen[target].holds_numbers() else own
+            if found.seen[target].numeric and not isinstance(own, Number):
+                own = Number(target)
             limits = find_target_range(given, own, f"column '{target}' of '{path}'")
             _check_targets(found.seen[target], target, path)
         else:
@@ -268,7 +330,7 @@ def find_target_range(given: Mapping[str, Any], own: Column, what: str) -> Range
         raise InvalidInputError(
             "a schema with classes is for classification: leave them out where a number is predicted"
         )
-    if own.kind != "number":
+    if not isinstance(own, Number):
         raise InvalidInputError(f"{what} holds text, and a number is to be predicted: leave out --task regression")
     if "target_range" in given:
         return float(given["target_range"][0]), float(given["target_range"][1])
@@ -288,24 +350,24 @@ def say_target_range(limits: Range) -> str:
 def with_range(column: Column, given: Mapping[str, Any]) -> Column:
     """The column with the schema's ``range = [low, high]`` for all numbers that have none of their own."""
     limits = given.get("range")
-    if limits is None or column.kind != "number" or column.low is not None:
+    if limits is None or not isinstance(column, Number) or column.low is not None:
         return column
     return choose_waves(replace(column, low=float(limits[0]), high=float(limits[1])), given)
 
 
-def _classes(seen: ColumnProfile, own: Column, path: Path) -> tuple[str, ...]:
+def _classes(seen: Evidence, own: Column, path: Path) -> tuple[str, ...]:
     """The classes that were found, in order; or what the target looks like, where that is no list of classes."""
     what = f"column '{own.name}' of '{path}'"
-    if own.kind in ("date", "id", "text"):
-        looks = {"date": "dates", "id": "ids", "text": "free text"}[own.kind]
+    if own.no_target:
         raise InvalidInputError(
-            f"{what} looks like {looks}, which nothing predicts: name another target, or its classes in a schema"
+            f"{what} looks like {own.no_target}, which nothing predicts: name another target, or its classes in a "
+            "schema"
         )
-    if any(is_missing(value) and (value == "" or own.kind == "number") for value in seen.values):
+    if any(is_missing(value) and (value == "" or isinstance(own, Number)) for value in seen.values):
         raise InvalidInputError(f"{what} has rows without a label")
-    if own.kind == "number" and not seen.whole:
+    if isinstance(own, Number) and not seen.whole:
         raise InvalidInputError(f"{what} holds fractions and looks like a number: {NAMED}")
-    if own.kind == "number" and len(seen.values) > MOST_WHOLE:
+    if isinstance(own, Number) and len(seen.values) > MOST_WHOLE:
         raise InvalidInputError(
             f"{what} holds more than {MOST_WHOLE} different whole numbers and looks like a number: {NAMED}"
         )
@@ -321,7 +383,7 @@ def _classes(seen: ColumnProfile, own: Column, path: Path) -> tuple[str, ...]:
     return tuple(sorted(values, key=lambda value: (values[value], value)))
 
 
-def _check_labels(seen: ColumnProfile, classes: tuple[str, ...], path: Path) -> None:
+def _check_labels(seen: Evidence, classes: tuple[str, ...], path: Path) -> None:
     """No label may be other than the classes that were given."""
     if seen.first_other is not None:
         raise InvalidInputError(
@@ -329,12 +391,12 @@ def _check_labels(seen: ColumnProfile, classes: tuple[str, ...], path: Path) -> 
         )
 
 
-def _check_targets(seen: ColumnProfile, target: str, path: Path) -> None:
+def _check_targets(seen: Evidence, target: str, path: Path) -> None:
     """Every row of a regression must have a number to predict."""
     if seen.counts["."] < seen.present:
         raise InvalidInputError(f"column '{target}' of '{path}' is to be predicted as a number and holds text")
     if seen.first_gap is not None:
-        raise no_number(target, seen.first_gap, path)
+        raise InvalidInputError(lacks_number(f"column '{target}' of '{path}'", seen.first_gap))
 
 
 def _assumed(
@@ -355,7 +417,7 @@ def _assumed(
         said.append("the classes are public" + ("" if "classes" in given else " (they were read off the rows)"))
     if guessed:
         said.append("the names and kinds of the columns are public (kinds were read off the rows)")
-    if any(column.is_written_specially() for column in guessed):
+    if any(column.written_specially for column in guessed):
         said.append("how dates and numbers are written in the columns is public (it was read off the rows)")
     if (columns or "range" in given) and not {*FACTS[:2]} & {*given.get("read_off", ())}:
         said.append("the ranges and categories of the given schema are public and were not computed from the rows")
@@ -375,11 +437,6 @@ HEADER = """\
 # takes it to be public. Whoever may not know it may not have this file. Check every line, and add what is public:
 # classes, ranges (low, high) and categories (values), from knowledge of the subject and not from the rows.
 """
-HINTS = {
-    "number": "# low = …, high = …: a public range makes a better input than none",
-    "date": "# low = …, high = …: a public range of years",
-    "category": '# values = ["…"]: a public list makes a better input than hashing',
-}
 
 
 def write_toml(
@@ -404,13 +461,12 @@ def write_toml(
 
 
 def _write_column(finding: Finding) -> list[str]:
-    facts = [f"{key} = {spell(value)}" for key, value in describe_column(finding.column).items()]
+    facts = [f"{key} = {spell(value)}" for key, value in finding.column.to_schema().items()]
     lines = [f"[columns.{spell(finding.column.name)}]", *facts]
     if finding.problem:
         return [f"# {_flatten(finding.problem)}", *(f"# {line}" for line in lines)]
-    column = finding.column
-    hint = HINTS.get(column.kind, "") if column.low is None and not column.values else ""
-    return [*lines, hint] if hint else lines
+    given = finding.column.to_schema().keys() & {"low", "values"}
+    return lines if given or not finding.column.hint else [*lines, finding.column.hint]
 
 
 def spell(value: Any) -> str:

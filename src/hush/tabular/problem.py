@@ -18,7 +18,7 @@ from hush._internal.imports import call_with, find_version, import_factory
 from hush._internal.validate import choice
 from hush.accounting.guarantee import HELD, say_own_data
 from hush.datasets.images import DEFAULT_LABELS, has_array, list_folders, read_arrays, read_images
-from hush.datasets.models import Encoder, build_shipped, shipped
+from hush.datasets.models import build_shipped, shipped
 from hush.datasets.problem import (
     LOSSES,
     Notes,
@@ -42,13 +42,12 @@ from hush.datasets.splits import (
 from hush.errors import DataError, InvalidInputError, nearest
 from hush.randomness import seeded, streams
 from hush.release.description import Architecture, Inputs
-from hush.tabular.cache import load_rows
-from hush.tabular.columns import Column
+from hush.tabular.columns import Category, Encoder, Ignored, Number
 from hush.tabular.defaults import choose_model
 from hush.tabular.inspect import find_target_range, infer, say_target_range, with_range
 from hush.tabular.reader import (
+    Notify,
     ReadProgress,
-    Tell,
     estimate_rows,
     find_parts,
     holds_table,
@@ -56,6 +55,7 @@ from hush.tabular.reader import (
     keep_silent,
     name_table,
 )
+from hush.tabular.rows import load_rows
 from hush.tabular.schema import Schema, mark_pending_ranges, public_columns, read_range, read_schema
 from hush.tabular.unit_ids import check_apart, read_owner_array, read_owners
 
@@ -91,7 +91,8 @@ def from_files(
     private_classes: bool = False,
     unit: str | None = None,
     unit_normalise: bool = False,
-    tell: Tell = keep_silent,
+    private_folder: Path | None = None,
+    notify: Notify = keep_silent,
 ) -> Problem:
     """A problem from a file or folder; a table may be in several files, as a folder or a pattern of names.
 
@@ -104,10 +105,11 @@ def from_files(
     in the schema), clamped to it and mapped to [−1, 1]; its ``loss`` is squared (the default) or huber. ``unit``: the
     column (or array) that names the unit of each row, where all rows of one unit are one example; it is no feature, is
     read as exact text, and no unit is both trained and tested on. ``unit_normalise`` makes ids one unit that differ in
-    Unicode form, case, spaces, invisible characters or a trailing ".0" alone; else they are refused. ``tell`` receives
-    the progress of reading a long table. ``private_ranges``: numeric columns without a range await one that is
-    released with noise before training (`hush.statistics.releases`). ``private_classes``: so do the classes of a table,
-    where they are neither in the schema nor public; without it they have to be one or the other."""
+    Unicode form, case, spaces, invisible characters or a trailing ".0"; else they are refused. ``notify`` receives
+    the progress of reading a long table. Its encoded rows are in a file without a name in ``private_folder``, by
+    default that of temporary files. ``private_ranges``: numeric columns without a range await one that is released with
+    noise before training (`hush.statistics.releases`). ``private_classes``: so do the classes of a table, where they
+    are neither in the schema nor public; without it they have to be one or the other."""
     place, given = Path(path), read_schema(schema)
     if unit == ROW:
         raise InvalidInputError(
@@ -118,10 +120,13 @@ def from_files(
         given["target_range"] = read_range(target_range, "the target's range")
     if unit_normalise and unit is None:
         raise InvalidInputError("--unit-normalise is about the ids of the column that --unit names: give both")
-    read = _read(place, target, given, public, task == "regression", tell, unit, unit_normalise, private_classes)
+    asked = _Asked(
+        target, given, public, task == "regression", notify, unit, unit_normalise, private_classes, private_folder
+    )
+    read = _read(place, asked)
     if private_ranges:
         read = _await_ranges(read, place)
-    split = _split(read, test, target, given, tell)
+    split = _split(read, test, asked)
     examples, tested = count_examples(split.train), count_examples(split.test)
     if read.schema is not None and not read.schema.features:
         raise DataError(
@@ -157,6 +162,21 @@ def _check_task(task: str, target_range: tuple[float, float] | None, loss: str |
         choice(LOSSES, loss=loss)
     if task != "regression" and (target_range is not None or loss is not None):
         raise InvalidInputError("--target-range and --loss are for numbers to predict: add --task regression")
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What `from_files` was asked for."""
+
+    target: str | None
+    given: Mapping[str, Any]
+    public: Collection[str]
+    regression: bool
+    notify: Notify
+    unit: str | None
+    unit_normalise: bool
+    private_classes: bool
+    folder: Path | None
 
 
 @dataclass(frozen=True)
@@ -196,39 +216,29 @@ def _make_problem(
     return make_classification(split, network, classes=len(read.classes), class_names=read.classes, **shared)
 
 
-def _read(
-    place: Path,
-    target: str | None,
-    given: Mapping[str, Any],
-    public: Collection[str],
-    regression: bool = False,
-    tell: Tell = keep_silent,
-    unit: str | None = None,
-    unit_normalise: bool = False,
-    private_classes: bool = False,
-) -> _Own:
+def _read(place: Path, asked: _Asked) -> _Own:
     if not place.exists() and not is_pattern(place):
         raise InvalidInputError(f"there is no file or folder '{place}'")
     table = holds_table(place)
-    if (unread := [fact for fact in public if fact != "classes"]) and not table:
+    if (unread := [fact for fact in asked.public if fact != "classes"]) and not table:
         raise InvalidInputError(
             f"only a table's {' and '.join(unread)} are read off its rows, and '{place}' is no table"
         )
     if table:
-        return _read_table(place, target, given, public, regression, tell, unit, unit_normalise, private_classes)
+        return _read_table(place, asked)
     if place.is_dir():
         list_folders(place)
-        if regression:
+        if asked.regression:
             raise InvalidInputError(
                 f"the folders in '{place}' are classes: leave out --task regression, or give an .npz"
             )
-        if unit is not None:
+        if asked.unit is not None:
             raise InvalidInputError(
                 f"the images in '{place}' have no column that says whose they are: use an .npz of arrays"
             )
-        return _read_folder(place, given)
+        return _read_folder(place, asked.given)
     if place.suffix == ".npz":
-        return _read_npz(place, target, given, regression, unit, unit_normalise)
+        return _read_npz(place, asked)
     raise InvalidInputError(f"'{place}' is none of .csv, .parquet, .npz or a folder of class folders of images")
 
 
@@ -238,46 +248,46 @@ def _await_ranges(read: _Own, place: Path) -> _Own:
     return replace(read, schema=mark_pending_ranges(read.schema, f"'{place}'"))
 
 
-def _read_table(
-    place: Path,
-    target: str | None,
-    given: Mapping[str, Any],
-    public: Collection[str],
-    regression: bool,
-    tell: Tell,
-    unit: str | None,
-    unit_normalise: bool,
-    private_classes: bool,
-) -> _Own:
+def _read_table(place: Path, asked: _Asked) -> _Own:
     """Two passes over the files: what the columns are, then their rows; and one for whose they are."""
-    watch = ReadProgress(place.name, estimate_rows(find_parts(place)), tell)
-    watch.begin("looking at")
-    if unit is not None and unit == target:
+    found = _stat_parts(place)
+    progress = ReadProgress(place.name, estimate_rows(find_parts(place)), asked.notify)
+    progress.begin("looking at")
+    given, public, unit = asked.given, asked.public, asked.unit
+    if unit is not None and unit == asked.target:
         raise InvalidInputError(
             f"column '{unit}' of '{place}' is to be predicted, and cannot be both that and the unit"
         )
-    how: dict[str, Any] = {"regression": regression, "unit": unit or "", "count": watch.count}
-    inferred = infer(place, target, given, public, **how, private_classes=private_classes)
+    how: dict[str, Any] = {"regression": asked.regression, "unit": unit or "", "count": progress.count}
+    inferred = infer(place, asked.target, given, public, **how, private_classes=asked.private_classes)
     schema, looked = inferred.require(), inferred.inspection
-    if not (regression or private_classes or "classes" in given or "classes" in public):
+    if not (asked.regression or asked.private_classes or "classes" in given or "classes" in public):
         raise DataError(
             f"the classes in column '{schema.target}' of '{place}' are values of private rows: name them in the schema "
             "(classes = […]), say that they are public (public=('classes',)), or release them with noise "
             "(private_classes=True)"
         )
-    whose = None if unit is None else read_owners(place, unit, normalise=unit_normalise)
+    whose = None if unit is None else read_owners(place, unit, normalise=asked.unit_normalise)
     schema = schema if unit is None else _leave_out(schema, unit)
-    rows = load_rows(place, replace(schema, classes=inferred.labels or schema.classes), watch)
-    watch.finish(count_examples(rows), len(schema.columns))
+    rows = load_rows(place, replace(schema, classes=inferred.labels or schema.classes), progress, asked.folder)
+    if _stat_parts(place) != found:  # rows and their units would no longer belong together
+        raise DataError(f"'{place}' changed while it was read: try again when no process writes to it")
+    progress.finish(count_examples(rows), len(schema.columns))
     notes = Notes(tuple(looked.count_strays()), tuple(looked.list_repeating()) if unit is None else ())
     own = _Own(rows, None, schema, schema.classes, schema.assumed, target_range=schema.target_range)
     own = replace(own, target=schema.target, unit=unit, whose=whose, notes=notes)
-    return replace(own, unit_normalise=unit_normalise, labels=inferred.labels)
+    return replace(own, unit_normalise=asked.unit_normalise, labels=inferred.labels)
+
+
+def _stat_parts(place: Path) -> list[tuple[str, int, int, int]]:
+    """Name, file, size and time of every part."""
+    states = [(part, part.stat()) for part in find_parts(place)]
+    return [(part.name, state.st_ino, state.st_size, state.st_mtime_ns) for part, state in states]
 
 
 def _leave_out(schema: Schema, unit: str) -> Schema:
     """The schema with the column that says whose the rows are, which is no feature."""
-    left = tuple(Column(unit, "ignore") if column.name == unit else column for column in schema.columns)
+    left = tuple(Ignored(unit) if column.name == unit else column for column in schema.columns)
     return replace(schema, columns=left)
 
 
@@ -297,39 +307,32 @@ def _read_folder(root: Path, given: Mapping[str, Any]) -> _Own:
     return _Own((_centre(images, given), labels), test, None, names, said, _describe_images(images, given))
 
 
-def _read_npz(
-    path: Path,
-    target: str | None,
-    given: Mapping[str, Any],
-    regression: bool,
-    unit: str | None = None,
-    unit_normalise: bool = False,
-) -> _Own:
-    if unit is not None and unit in (target or "y", f"{target or 'y'}_train"):
+def _read_npz(path: Path, asked: _Asked) -> _Own:
+    target, unit = asked.target or "y", asked.unit
+    if unit is not None and unit in (target, f"{target}_train"):
         raise InvalidInputError(
             f"the array '{unit}' of '{path}' is to be predicted, and cannot be both that and the unit"
         )
-    own = _read_npz_rows(path, target, given, regression, unit)
+    own = _read_npz_rows(path, asked)
     if unit is None:
         return own
-    how: dict[str, Any] = {"normalise": unit_normalise}
-    own = replace(own, unit=unit, unit_normalise=unit_normalise)
+    how: dict[str, Any] = {"normalise": asked.unit_normalise}
+    own = replace(own, unit=unit, unit_normalise=asked.unit_normalise)
     own = replace(own, whose=read_owner_array(path, unit, count_examples(own.rows), **how))
     if own.test is None:
         return own
     return replace(own, test_whose=read_owner_array(path, unit, len(own.test[0]), test=True, **how))
 
 
-def _read_npz_rows(
-    path: Path, target: str | None, given: Mapping[str, Any], regression: bool, unit: str | None
-) -> _Own:
-    read = read_arrays(path, target, regression=regression, unit=unit)
+def _read_npz_rows(path: Path, asked: _Asked) -> _Own:
+    given, regression = asked.given, asked.regression
+    read = read_arrays(path, asked.target, regression=regression, unit=asked.unit)
     found, classes, label = read.parts, read.classes, read.target
     limits: tuple[float, float] | None = None
     said: tuple[str, ...] = (COUNT, "the shape of an example and the number of classes are public")
     names: tuple[str, ...] = ()
     if regression:
-        own = public_columns(given.get("columns", {})).get(label) or Column(label, "number")
+        own = public_columns(given.get("columns", {})).get(label) or Number(label)
         limits = find_target_range(given, own, f"the array '{label}' of '{path}'")
         said = (COUNT, "the shape of an example is public", say_target_range(limits))
     else:
@@ -343,8 +346,8 @@ def _read_npz_rows(
         images = {part: (_centre(x, given), y) for part, (x, y) in found.items()}
         inputs = _describe_images(rows[0], given)
         return _Own(images["train"], images.get("test"), None, names, said, inputs, label, limits, notes=notes)
-    columns = tuple(with_range(Column(f"x{i}", "number"), given) for i in range(rows[0].shape[1]))
-    schema = Schema((*columns, Column(label, "category")), label, names, said, limits)
+    columns = tuple(with_range(Number(f"x{i}"), given) for i in range(rows[0].shape[1]))
+    schema = Schema((*columns, Category(label)), label, names, said, limits)
     return _Own(rows, test, schema, names, said, target=label, target_range=limits, notes=notes)
 
 
@@ -368,7 +371,7 @@ def _describe_images(images: Tensor, given: Mapping[str, Any]) -> Inputs:
     return Inputs("images", tuple(images.shape[1:]), float(low), float(high))
 
 
-def _split(read: _Own, test: float | str | Path, target: str | None, given: Mapping[str, Any], tell: Tell) -> Split:
+def _split(read: _Own, test: float | str | Path, asked: _Asked) -> Split:
     if read.test is not None:
         if isinstance(test, (str, Path)):
             raise InvalidInputError(f"the data brings its own test rows: leave '{test}' out")
@@ -377,20 +380,13 @@ def _split(read: _Own, test: float | str | Path, target: str | None, given: Mapp
         if not Path(test).exists() and not is_pattern(Path(test)):
             raise InvalidInputError(f"there is no file or folder '{test}'")
         if read.schema is not None and holds_table(Path(test)):
-            watch = ReadProgress(Path(test).name, estimate_rows(find_parts(Path(test))), tell)
+            progress = ReadProgress(Path(test).name, estimate_rows(find_parts(Path(test))), asked.notify)
             how, schema = read.unit_normalise, replace(read.schema, classes=read.labels or read.schema.classes)
             whose = None if read.unit is None else read_owners(Path(test), read.unit, normalise=how)
-            return _with_owners(Split(read.rows, load_rows(Path(test), schema, watch)), read, whose)
+            return _with_owners(Split(read.rows, load_rows(Path(test), schema, progress, asked.folder)), read, whose)
         same = read.target is not None and read.target != DEFAULT_LABELS and has_array(Path(test), read.target)
-        named = read.target if same else target
         other = _read(
-            Path(test),
-            named,
-            given,
-            (),
-            read.target_range is not None,
-            unit=read.unit,
-            unit_normalise=read.unit_normalise,
+            Path(test), replace(asked, target=read.target if same else asked.target, public=(), private_classes=False)
         )
         if other.test is not None:
             raise InvalidInputError(f"'{test}' has a training and a test part of its own: give a file with one part")

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hush._internal.storage import explain
 from hush._internal.validate import choice, is_finite
 from hush.errors import InvalidInputError, nearest
-from hush.tabular.columns import MOST_BUCKETS, Column, Kind, Range, is_range
+from hush.tabular.columns import KINDS, Column, Number, Range, is_range
+from hush.tabular.columns.category import MOST_BUCKETS, MOST_CLASSES
 
-MOST_CLASSES = 1000
 MOST_LINES = 200  # of columns, shown to people
-FACTS_OF_COLUMNS = ("kind", "low", "high", "values", "buckets", "fill", "missing", "decimal", "format", "time", "waves")
+FACTS_OF_COLUMNS = ("kind", *dict.fromkeys(entry for kind in KINDS.values() for entry in kind.entries()))
 ENTRIES = ("target", "classes", "range", "target_range", "columns", "read_off")
 READ_OFF = ("kinds", "ranges", "categories", "classes")  # what a schema may say was read off private rows
 
@@ -41,7 +41,7 @@ class Schema:
         """One line a column for people to check: name, kind, encoding."""
         others = [c for c in self.columns if c.name != self.target]
         pad = min(40, max(len(c.name) for c in self.columns))
-        shown = [f"{c.name:<{pad}}  {c.kind:<8}  {c.encoding()}" for c in others[:MOST_LINES]]
+        shown = [f"{c.name:<{pad}}  {c.kind:<8}  {c.describe()}" for c in others[:MOST_LINES]]
         if len(others) > MOST_LINES:
             shown.append(f"… and {len(others) - MOST_LINES} more columns")
         return [*shown, f"{self.target:<{pad}}  target    {self._describe_target()}"]
@@ -59,13 +59,12 @@ class Schema:
         return {
             "target": self.target,
             **kind,
-            "columns": {c.name: describe_column(c) for c in self.columns if c.name != self.target},
+            "columns": {c.name: c.to_schema() for c in self.columns if c.name != self.target},
         }
 
 
 def public_columns(given: Mapping[str, Any]) -> dict[str, Column]:
-    """The columns written in a schema: {name: {kind, low, high, values, buckets, fill, missing, decimal, format,
-    time, waves}}, unchanged."""
+    """The columns written in a schema, {name: {kind, and the entries of that kind}}, unchanged."""
     columns = {}
     for name, facts in given.items():
         if not isinstance(facts, Mapping):
@@ -74,24 +73,34 @@ def public_columns(given: Mapping[str, Any]) -> dict[str, Column]:
             if key not in FACTS_OF_COLUMNS:
                 hint = nearest(key, FACTS_OF_COLUMNS)
                 raise InvalidInputError(f"the schema of column '{name}' has an unknown entry '{key}': {hint}")
-        rest = {key: value for key, value in facts.items() if key not in ("kind", "values", "format")}
-        if "format" in facts:
-            rest["form"] = facts["format"]
-        values = _listed(facts.get("values", []), f"values of column '{name}'")
-        columns[name] = Column(name, facts.get("kind") or _find_kind(facts), values=values, **rest)
+        kind = facts.get("kind") or _find_kind(facts)
+        choice(KINDS, kind=kind)
+        _check_entries(name, KINDS[kind], facts)
+        listed = {"values": _listed(facts["values"], f"values of column '{name}'")} if "values" in facts else {}
+        columns[name] = KINDS[kind].from_schema(name, {**facts, **listed})
     return columns
+
+
+def _check_entries(name: str, kind: type[Column], facts: Mapping[str, Any]) -> None:
+    """Refuse an entry that one other kind has, and this one has not, unless the column is not used anyway."""
+    for key, value in facts.items():
+        having = [other for other in KINDS.values() if key in other.entries()]
+        if len(having) == 1 and kind.entries() and kind is not having[0] and value != having[0].entries()[key]:
+            raise InvalidInputError(
+                f"column '{name}' has the entry '{key}' of a {having[0].kind} and is said to be a {kind.kind}"
+            )
 
 
 def choose_waves(column: Column, given: Mapping[str, Any]) -> Column:
     """A number with a range also gets the inputs of one without, unless the schema says ``waves = false`` for it:
     they depend on no row, and a range must not make a model worse."""
     facts = given.get("columns", {}).get(column.name, {})
-    if column.kind != "number" or column.low is None:
+    if not isinstance(column, Number) or column.low is None:
         return column
     return replace(column, waves=facts.get("waves", True))
 
 
-def _find_kind(facts: Mapping[str, Any]) -> Kind:
+def _find_kind(facts: Mapping[str, Any]) -> str:
     """The kind of a column whose schema does not say it."""
     if "values" in facts or "buckets" in facts:
         return "category"
@@ -152,18 +161,6 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def describe_column(column: Column) -> dict[str, Any]:
-    """The entries of a column in a schema: its kind, and all that is not as usual. Whether a number with a range has
-    waves is always said, for a schema that does not say it means that it has them (`choose_waves`)."""
-    plain = Column(column.name, column.kind)
-    facts = {k: v for k, v in asdict(column).items() if v != getattr(plain, k)}
-    if column.kind == "number" and column.low is not None:
-        facts["waves"] = column.waves
-    if "form" in facts:
-        facts["format"] = facts.pop("form")
-    return {"kind": column.kind, **{k: list(v) if isinstance(v, tuple) else v for k, v in facts.items()}}
-
-
 # Columns whose range is released with noise before training: they have a place in the model before it is known.
 
 PLACEHOLDER: Range = (-1.0, 1.0)
@@ -171,7 +168,7 @@ PLACEHOLDER: Range = (-1.0, 1.0)
 
 def mark_pending_ranges(schema: Schema, what: str) -> Schema:
     """The schema in which every numeric column without a range awaits one; refused where there is none."""
-    numeric = [column for column in schema.features if column.kind == "number"]
+    numeric = [column for column in schema.features if isinstance(column, Number)]
     if not numeric:
         raise InvalidInputError(
             f"{what} has no numeric column, so there is no range to release: leave --private-ranges out"
@@ -183,7 +180,7 @@ def mark_pending_ranges(schema: Schema, what: str) -> Schema:
     low, high = PLACEHOLDER
     columns = tuple(
         replace(c, low=low, high=high, awaited=True, waves=True)
-        if c.kind == "number" and c.low is None and c.name != schema.target
+        if isinstance(c, Number) and c.low is None and c.name != schema.target
         else c
         for c in schema.columns
     )
@@ -192,7 +189,7 @@ def mark_pending_ranges(schema: Schema, what: str) -> Schema:
 
 def pending_columns(schema: Schema) -> list[int]:
     """Which of the schema's features await their range."""
-    return [place for place, column in enumerate(schema.features) if column.awaited]
+    return [place for place, column in enumerate(schema.features) if isinstance(column, Number) and column.awaited]
 
 
 def with_limits(schema: Schema, limits: Sequence[Range]) -> Schema:
@@ -200,7 +197,9 @@ def with_limits(schema: Schema, limits: Sequence[Range]) -> Schema:
     names = [schema.features[place].name for place in pending_columns(schema)]
     found = dict(zip(names, limits, strict=True))
     columns = tuple(
-        replace(c, low=found[c.name][0], high=found[c.name][1], awaited=False) if c.name in found else c
+        replace(c, low=found[c.name][0], high=found[c.name][1], awaited=False)
+        if isinstance(c, Number) and c.name in found
+        else c
         for c in schema.columns
     )
     return replace(schema, columns=columns)

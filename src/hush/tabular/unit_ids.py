@@ -27,8 +27,9 @@ from hush.datasets.images import read_array
 from hush.datasets.splits import Identities
 from hush.errors import DataError, InvalidInputError
 from hush.privacy_unit import NORMALISATIONS, drop_fraction, normalise_id, strip_id
-from hush.tabular.encode import map_texts, no_column
-from hush.tabular.reader import TextColumn, count_rows, is_missing, pieces_by_part, spell_float
+from hush.tabular.cells import TextColumn, is_missing, map_texts
+from hush.tabular.reader import count_rows, pieces_by_part, spell_float
+from hush.tabular.rows import no_column
 
 _DESCRIBED = np.dtype([("exact", "S16"), ("normal", "S16"), ("number", np.int64), ("changed", np.uint8)])
 
@@ -98,7 +99,7 @@ def read_owners(place: Path, unit: str, *, normalise: bool = False) -> Identitie
     found: list[Identities] = []
     part, done = place, 0
     known = UnitIds(f"column '{unit}' of '{place}'", normalise=normalise)
-    for path, piece in pieces_by_part(place, exact=unit):
+    for path, piece in pieces_by_part(place, exact=unit, columns=(unit,)):
         part, done = path, done if path == part else 0
         if unit not in piece:
             raise no_column(unit, piece, path)

@@ -28,7 +28,7 @@ from scipy.special import ndtr
 from hush._internal.validate import choice, positive, probability
 from hush.accounting.accountant import ADJACENCIES, Adjacency
 from hush.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
-from hush.accounting.guarantee import Guarantee
+from hush.accounting.guarantee import PRECISE, Guarantee
 from hush.accounting.noise_tails import Tails, check_std, grid
 from hush.errors import InvalidInputError, NotProvenError
 
@@ -148,7 +148,7 @@ def private_mean(
         unit="value",
         event=dp_event.GaussianDpEvent(std / sensitivity),
         accountant="gdp",
-        assumptions=("the noise is unpredictable",),
+        assumptions=("the noise is unpredictable", PRECISE),
     )
     return PrivateMean(np.asarray(base + noisy / count), std, sensitivity, guarantee)
 

@@ -7,23 +7,19 @@ other example's numbers. README.md in this folder says what this proves and what
 from hush.per_example.model_rng.context import (
     NotPerExample,
     computing_again,
-    draw_noise,
     drawing,
     drawing_only,
     is_by_place,
     model_randomness,
-    number_from,
     probe_rng,
 )
 
 __all__ = [
     "NotPerExample",
     "computing_again",
-    "draw_noise",
     "drawing",
     "drawing_only",
     "is_by_place",
     "model_randomness",
-    "number_from",
     "probe_rng",
 ]

@@ -241,30 +241,6 @@ def computing_again(*, proven: bool = True) -> AbstractContextManager[Any]:
     return Operations(replace(draws, proven=proven, again=True))
 
 
-def draw_noise(stream: str, shape: Sequence[int], device: torch.device) -> Tensor:
-    """Standard normal numbers of this shape for each example of the chunk, in double precision, by place.
-
-    They come from a separate stream, so they never coincide with a draw of the model."""
-    draws = _CURRENT.get()
-    assert draws is not None, "noise needs the places of a chunk: model_randomness()"
-    key, places = draws.secret.derive(stream, draws.step, size=32), draws.places
-    width = int(np.prod(shape, dtype=np.int64))
-    numbers = Numbers(
-        width,
-        device,
-        lambda width, dtype: draw_rows(key, places, width, dtype),
-        lambda rows: rows.reshape(len(places), *shape),
-    )
-    return numbers.draw_normal(torch.float64)
-
-
-def number_from(number: int) -> None:
-    """Number the following draws from here, independently of how many came before."""
-    draws = _CURRENT.get()
-    if draws is not None:
-        draws.counter.set_number(number)
-
-
 def saved_tensors_are_hooked() -> bool:
     """Whether tensors saved by autograd pass through hooks, as in activation checkpointing."""
     try:

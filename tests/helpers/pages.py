@@ -1,0 +1,53 @@
+"""Pages of hush as a test reads them: nothing is fetched, and every figure with its chart and its data."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+from xml.etree import ElementTree
+
+MOST_BYTES = 300_000  # of a page about one run, one plan, one noise or one audit
+
+
+@dataclass(frozen=True)
+class DrawnFigure:
+    """A figure of a page."""
+
+    section: str
+    svg: ElementTree.Element
+    columns: list[str]
+    rows: list[list[Any]]
+
+
+def read_data(page: str) -> dict[str, Any]:
+    """The data of a page, each figure with its chart in place of the chart's name."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    data: dict[str, Any] = json.loads(found[1])
+    charts = dict(re.findall(r'<script type="image/svg\+xml" id="([\w-]+)">(.*?)</script>', page, re.DOTALL))
+    for section in data["sections"]:
+        for figure in section["figures"]:
+            figure["svg"] = charts.pop(figure["svg"])
+    assert not charts
+    return data
+
+
+def read_trial_metrics(page: str) -> dict[str, DrawnFigure]:
+    """The figures by their titles. Each has axes with titles, points that can be read, and data."""
+    addresses = set(re.findall(r"https?://[^\s\"'<\\]+", page))
+    assert addresses <= {"http://www.w3.org/2000/svg"}  # a name, which no browser fetches
+    assert not re.search(r"<(link|img|iframe)\b|\bsrc=", page)
+    metrics = {}
+    for section in read_data(page)["sections"]:
+        for told in section["figures"]:
+            svg = ElementTree.fromstring(told["svg"])
+            axes = [e.text for e in svg.iter() if "-title" in e.get("class", "")]
+            assert len(axes) == 2, told["title"]
+            assert all(axes), told["title"]
+            assert [e for e in svg.iter() if e.tag.endswith("}title") and e.text], told["title"]
+            assert told["rows"], told["title"]
+            assert all(len(row) == len(told["columns"]) for row in told["rows"]), told["title"]
+            metrics[told["title"]] = DrawnFigure(section["id"], svg, told["columns"], told["rows"])
+    return metrics

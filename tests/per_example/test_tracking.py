@@ -1,0 +1,145 @@
+"""The guarantees of a book-keeping rule (hush.per_example.tracking), one test per guarantee, for every rule."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+import hush.per_example.bookkeeping  # noqa: F401  (its rules are registered)
+from hush.per_example.tracking import HANDLERS, Entry, NoLayerRule, Session, TrackedParameter
+
+N = 4
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # torch's, about its speed
+
+
+def numbers(*shape):
+    generator = torch.Generator().manual_seed(len(shape) + sum(shape))
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def tokens(*shape):
+    return torch.randint(6, shape, generator=torch.Generator().manual_seed(1))
+
+
+# name: function, input, parameters in the places that follow it, settings
+RULES = {
+    "linear": (F.linear, numbers(N, 3, 5), [numbers(2, 5), numbers(2)], {}),
+    "matmul": (torch.matmul, numbers(N, 3, 5), [numbers(5, 2)], {}),
+    "conv1d": (F.conv1d, numbers(N, 4, 7), [numbers(2, 2, 3), numbers(2)], {"groups": 2, "dilation": 2}),
+    "conv2d": (F.conv2d, numbers(N, 2, 6, 5), [numbers(3, 2, 3, 2), numbers(3)], {"stride": 2, "padding": 1}),
+    "conv2d same": (F.conv2d, numbers(N, 2, 6, 5), [numbers(3, 2, 2, 2), numbers(3)], {"padding": "same"}),
+    "conv3d": (F.conv3d, numbers(N, 2, 3, 4, 3), [numbers(2, 2, 2, 2, 2), numbers(2)], {}),
+    "transposed": (
+        F.conv_transpose2d,
+        numbers(N, 2, 4, 4),
+        [numbers(2, 3, 3, 3), numbers(3)],
+        {"stride": 2, "padding": 1, "output_padding": 1},
+    ),
+    "conv2d channels last": (
+        F.conv2d,
+        numbers(N, 2, 7, 5).contiguous(memory_format=torch.channels_last),
+        [numbers(3, 2, 3, 2), numbers(3)],
+        {"stride": 2, "padding": 1, "dilation": 2},
+    ),
+    "embedding": (F.embedding, tokens(N, 5), [numbers(6, 3)], {"padding_idx": 2}),
+    "add": (torch.add, numbers(N, 3, 5), [numbers(3, 5)], {}),
+    "mul": (torch.mul, numbers(N, 3, 5), [numbers(5)], {}),
+}
+NORMS = {
+    "layer norm": (F.layer_norm, numbers(N, 3, 5), {"normalized_shape": (5,)}, (5,), True),
+    "group norm": (F.group_norm, numbers(N, 6, 5), {"num_groups": 3}, (6,), True),
+    "instance norm": (F.instance_norm, numbers(N, 6, 5), {}, (6,), True),
+    "rms norm": (F.rms_norm, numbers(N, 3, 5), {"normalized_shape": (5,)}, (5,), False),
+}
+for name, (function, x, settings, shape, shifts) in NORMS.items():
+    named = {"weight": numbers(*shape)} | ({"bias": numbers(*shape) + 1} if shifts else {})
+    RULES[name] = (function, x, [], settings | named)
+
+
+def split(case):
+    """The function of an input and parameters by name, and those."""
+    function, x, positional, settings = RULES[case]
+    params = dict(enumerate(positional)) | {k: v for k, v in settings.items() if isinstance(v, torch.Tensor)}
+    rest = {k: v for k, v in settings.items() if not isinstance(v, torch.Tensor)}
+
+    def call(x, given):
+        extra = {k: v for k, v in given.items() if isinstance(k, str)}
+        return function(x, *(given[i] for i in range(len(positional))), **extra, **rest)
+
+    return call, x, params
+
+
+def recorded(case, x, n=N):
+    """The output, the input's gradient, and each parameter's entry with the terms that one backward left."""
+    call, _, params = split(case)
+    session = Session(n, torch.zeros(0, dtype=torch.float64, requires_grad=True))
+    entries = {name: Entry(str(name), p, session) for name, p in params.items()}
+    x = x.clone().requires_grad_(x.is_floating_point())
+    out = call(x, {name: TrackedParameter.of(entry) for name, entry in entries.items()})
+    inputs = [session.anchor, *([x] if x.requires_grad else []), *(leaf for _, leaf in session.leaves)]
+    _, *found = torch.autograd.grad(out, inputs, upstream(out), allow_unused=True)
+    gx = found.pop(0) if x.requires_grad else None
+    rows = {name: sum(term.rows(0, n) for term in entry.terms) for name, entry in entries.items() if entry.terms}
+    for (entry, _), gradient in zip(session.leaves, found, strict=True):
+        rows |= {name: gradient.reshape(n, *entry.value.shape) for name, e in entries.items() if e is entry}
+    return out, gx, rows
+
+
+def upstream(out):
+    """Another gradient at every number of the output."""
+    return torch.linspace(-1, 2, out.numel(), dtype=torch.float64).view_as(out)
+
+
+@pytest.mark.parametrize("case", RULES)
+def test_the_output_and_the_gradient_of_the_input_are_torchs(case):
+    call, x, params = split(case)
+    right_x = x.clone().requires_grad_(x.is_floating_point())
+    right = call(right_x, params)
+    out, gx, _ = recorded(case, x)
+    assert torch.allclose(out, right, rtol=1e-12, atol=1e-12)
+    if gx is not None:
+        (right_gx,) = torch.autograd.grad(right, right_x, upstream(right))
+        assert torch.allclose(gx, right_gx, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", RULES)
+def test_row_i_of_a_term_is_the_gradient_of_example_i_alone(case):
+    call, x, params = split(case)
+    _, _, rows = recorded(case, x)
+    assert rows.keys() == params.keys()
+    whole = upstream(call(x, params))
+    for i in range(N):
+        leaves = {name: p.clone().requires_grad_() for name, p in params.items()}
+        alone = call(x[i : i + 1], leaves)
+        found = torch.autograd.grad(alone, list(leaves.values()), whole[i : i + 1])
+        for name, right in zip(leaves, found, strict=True):
+            assert torch.allclose(rows[name][i], right, rtol=1e-10, atol=1e-12), name
+            assert float(right.abs().max()) > 1e-3  # there is something to find
+
+
+@pytest.mark.parametrize("case", RULES)
+def test_a_first_dimension_that_holds_no_examples_is_not_handled(case):
+    _, x, _ = split(case)
+    with pytest.raises(NoLayerRule):
+        recorded(case, x[: N - 1])
+
+
+@pytest.mark.parametrize(
+    ("case", "setting"),
+    [("embedding", {"max_norm": 1.0}), ("embedding", {"scale_grad_by_freq": True})],
+)
+def test_a_setting_that_is_not_covered_is_not_handled(case, setting, monkeypatch):
+    function, x, positional, settings = RULES[case]
+    monkeypatch.setitem(RULES, case, (function, x, positional, settings | setting))
+    with pytest.raises(NoLayerRule):
+        recorded(case, x)
+
+
+def test_a_function_without_a_rule_is_not_handled():
+    session = Session(N, torch.zeros(0, requires_grad=True))
+    stand_in = TrackedParameter.of(Entry("weight", numbers(3), session))
+    assert torch.sin not in HANDLERS
+    with pytest.raises(NoLayerRule, match="'sin'") as stop:
+        torch.sin(stand_in)
+    assert stop.value.names == ["weight"]
