@@ -513,15 +513,15 @@ def _describe_others(result: dict[str, Any]) -> str:
 
 def _list_noisy(result: dict[str, Any]) -> list[str]:
     """The noisy metrics in one line, if there are any."""
-    metrics = result.get("private_metrics")
-    if not metrics:
+    released = result.get("private_metrics")
+    if not released:
         return []
-    metrics = metrics["figures"]
+    metrics = released["figures"]
     message = (
-        f"released with noise: accuracy {100 * metrics['accuracy']:.1f} % ± {100 * metrics['accuracy_std']:.1f} % (a "
+        f"released with noise: accuracy {100 * metrics['accuracy']:.1f} % ± {100 * released['accuracy_std']:.1f} % (a "
         f"standard deviation of the noise), always the commonest class {100 * metrics['commonest']:.1f} %"
     )
-    return [f"{message}; {metrics['weighed']}" if "weighed" in metrics else message]
+    return [f"{message}; {released['weighed']}" if "weighed" in released else message]
 
 
 def _write(path: Path, value: Any) -> None:
