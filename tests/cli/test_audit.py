@@ -12,7 +12,7 @@ from hush.audit.audit import AuditSettings, find_audits, list_audited, make_audi
 from hush.cli import main
 from hush.errors import InvalidInputError
 from hush.methods import catalogue
-from pages import MOST_BYTES, read_trial_metrics
+from pages import MOST_BYTES, read_charts
 
 FEW = ("--runs", "8", "--seed", "3")
 
@@ -109,13 +109,13 @@ def test_what_is_refuted_is_found(capsys: pytest.CaptureFixture[str], tmp_path: 
     page = (tmp_path / "page.html").read_text()
     assert "<h1>sanitize: refuted</h1>" in page
     assert len(page.encode()) < MOST_BYTES
-    metrics = read_trial_metrics(page)
-    assert set(metrics) == {
+    charts = read_charts(page)
+    assert set(charts) == {
         "The score of every run",
         "Errors that it made, and errors that were claimed",
         "The bound as runs are added",
     }
-    scores = metrics["The score of every run"].rows
+    scores = charts["The score of every run"].rows
     assert [sum(row[i] for row in scores) for i in (1, 2)] == [40, 40]
 
 

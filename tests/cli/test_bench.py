@@ -220,7 +220,7 @@ def test_a_full_disk_gets_one_sentence_and_exit_1(capsys, tmp_path, write_spec, 
     def full(*_: object) -> None:
         raise StoreFullError(28, "No space left on device", "s")
 
-    monkeypatch.setattr(Inline, "carry_out", full)
+    monkeypatch.setattr(Inline, "run_all", full)
     code, out, err = call(capsys, "bench", write_spec(TINY), "--store", tmp_path / "s", "--executor", "inline")
     assert code == 1
     assert out == ""
@@ -235,7 +235,7 @@ def test_ctrl_c_says_how_to_go_on(capsys, tmp_path, write_spec, monkeypatch, mor
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Inline, "carry_out", interrupt)
+        patched.setattr(Inline, "run_all", interrupt)
         code, out, err = call(capsys, *command)
     assert (code, out) == (130, "")
     assert err.splitlines()[-1].startswith("stopped: ")

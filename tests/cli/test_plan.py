@@ -14,7 +14,7 @@ from hush.methods import PlanConfig, make_plan
 from hush.report.plan_page import ENOUGH, NEAR, PlanRow, Sensitivity, choose, explain_outlook, explain_row, plan_grid
 from hush.statistics.releases import plan_releases
 from hush.tabular.problem import from_files
-from pages import MOST_BYTES, read_trial_metrics
+from pages import MOST_BYTES, read_charts
 
 SMALL = ("plan", "--examples", "1000", "--epsilon", "2,8", "--batch-size", "50,200", "--epochs", "2,8")
 
@@ -68,9 +68,9 @@ def test_the_table_and_the_advice_fit_80_columns(capsys, monkeypatch, tmp_path) 
     assert max(len(line) for line in out.splitlines() if not line.startswith("written")) <= 80
     page = (tmp_path / "plan.html").read_text()
     assert len(page.encode()) < MOST_BYTES
-    metrics = read_trial_metrics(page)
-    assert set(metrics) == {"Noise of the whole run", "Noise of a single batch", "When correlated noise wins"}
-    assert len(metrics["Noise of the whole run"].rows) == 8
+    charts = read_charts(page)
+    assert set(charts) == {"Noise of the whole run", "Noise of a single batch", "When correlated noise wins"}
+    assert len(charts["Noise of the whole run"].rows) == 8
     assert page.count('<tr data-problem=""') == 8  # every row
     assert page.count("<small>recommended</small>") == 1
 

@@ -1,4 +1,4 @@
-"""Pages of hush as a test reads them: nothing is fetched, and every figure with its chart and its data."""
+"""Pages of hush as a test reads them: nothing is fetched, and every chart with its data."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ MOST_BYTES = 300_000  # of a page about one run, one plan, one noise or one audi
 
 
 @dataclass(frozen=True)
-class DrawnFigure:
-    """A figure of a page."""
+class DrawnChart:
+    """A chart of a page."""
 
     section: str
     svg: ElementTree.Element
@@ -22,24 +22,24 @@ class DrawnFigure:
 
 
 def read_data(page: str) -> dict[str, Any]:
-    """The data of a page, each figure with its chart in place of the chart's name."""
+    """The data of a page, each chart with its picture in place of the name of that."""
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert found is not None
     data: dict[str, Any] = json.loads(found[1])
-    charts = dict(re.findall(r'<script type="image/svg\+xml" id="([\w-]+)">(.*?)</script>', page, re.DOTALL))
+    drawn = dict(re.findall(r'<script type="image/svg\+xml" id="([\w-]+)">(.*?)</script>', page, re.DOTALL))
     for section in data["sections"]:
-        for figure in section["figures"]:
-            figure["svg"] = charts.pop(figure["svg"])
-    assert not charts
+        for chart in section["figures"]:
+            chart["svg"] = drawn.pop(chart["svg"])
+    assert not drawn
     return data
 
 
-def read_trial_metrics(page: str) -> dict[str, DrawnFigure]:
-    """The figures by their titles. Each has axes with titles, points that can be read, and data."""
+def read_charts(page: str) -> dict[str, DrawnChart]:
+    """The charts by their titles. Each has axes with titles, points that can be read, and data."""
     addresses = set(re.findall(r"https?://[^\s\"'<\\]+", page))
     assert addresses <= {"http://www.w3.org/2000/svg"}  # a name, which no browser fetches
     assert not re.search(r"<(link|img|iframe)\b|\bsrc=", page)
-    metrics = {}
+    charts = {}
     for section in read_data(page)["sections"]:
         for told in section["figures"]:
             svg = ElementTree.fromstring(told["svg"])
@@ -49,5 +49,5 @@ def read_trial_metrics(page: str) -> dict[str, DrawnFigure]:
             assert [e for e in svg.iter() if e.tag.endswith("}title") and e.text], told["title"]
             assert told["rows"], told["title"]
             assert all(len(row) == len(told["columns"]) for row in told["rows"]), told["title"]
-            metrics[told["title"]] = DrawnFigure(section["id"], svg, told["columns"], told["rows"])
-    return metrics
+            charts[told["title"]] = DrawnChart(section["id"], svg, told["columns"], told["rows"])
+    return charts

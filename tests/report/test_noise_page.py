@@ -22,7 +22,7 @@ from hush.matrix_factorization import (
 from hush.methods import make_plan
 from hush.report.noise_page import CELLS, reduce_matrix, render_page, view_noise
 from hush.report.svg import pick_ticks
-from pages import MOST_BYTES, read_trial_metrics
+from pages import MOST_BYTES, read_charts
 
 T = 30
 STRUCTURES = {
@@ -59,9 +59,9 @@ def test_every_method_has_a_page_that_needs_no_network(method: str, epochs: int)
     view = view_noise(make_plan(method, **SMALL, epochs=epochs))
     page = render_page(view)
     assert len(page.encode()) < MOST_BYTES
-    metrics = read_trial_metrics(page)
-    assert len(metrics) == 5
-    assert {"Noise that adds up in a weight", "Noise of every single step"} <= set(metrics)
+    charts = read_charts(page)
+    assert len(charts) == 5
+    assert {"Noise that adds up in a weight", "Noise of every single step"} <= set(charts)
     assert f"The noise of {method} over" in page
     assert view.plan.guarantee().sentence() in page.replace("&#39;", "'")
 
@@ -104,7 +104,7 @@ def test_a_full_matrix_makes_no_large_page() -> None:
     view = view_noise(plan)
     page = render_page(view)
     assert len(page.encode()) < MOST_BYTES
-    inverse = read_trial_metrics(page)["C⁻¹, how noise is mixed"]
+    inverse = read_charts(page)["C⁻¹, how noise is mixed"]
     entries = [e for e in inverse.svg.iter() if e.text and e.text.startswith("row ")]
     assert len(entries) > CELLS * CELLS / 3
     block = -(-plan.steps // CELLS)

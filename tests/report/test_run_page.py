@@ -15,7 +15,7 @@ from hush.cli import main
 from hush.release.folder import read_json
 from hush.report.page import render_report
 from hush.report.run_page import make_private_page, make_released_page
-from pages import MOST_BYTES, read_trial_metrics
+from pages import MOST_BYTES, read_charts
 
 TRAIN = [
     "train",
@@ -95,7 +95,7 @@ def test_the_command_writes_two_files_and_the_private_one_is_closed(
     assert (run / "private" / "report.html").stat().st_mode & 0o077 == 0
     released, private = (Path(told[name]).read_text() for name in ("out", "private"))
     assert max(len(page.encode()) for page in (released, private)) < MOST_BYTES
-    assert read_trial_metrics(released).keys() < read_trial_metrics(private).keys()
+    assert read_charts(released).keys() < read_charts(private).keys()
     for word in ("Training loss", "Batch sizes", "Clipped share", "This page is private"):
         assert word in private
         assert word not in released
@@ -135,7 +135,7 @@ def test_the_guarantee_the_plan_and_what_was_spent_are_on_both(run: Path) -> Non
         assert page is not None
         assert page.findings[0] == card["guarantee"]["sentence"]
         assert ("query clip", "1") in [(row.cells[0].text, row.cells[1].text) for row in page.table]
-        spending = next(section for section in page.sections if section.id == "spending").metrics[0]
+        spending = next(section for section in page.sections if section.id == "spending").charts[0]
         assert spending.rows[-1][0] == card["steps_taken"]
         assert spending.rows[-1][2] == pytest.approx(card["guarantee"]["epsilon"], rel=1e-6)
         spent = [row[2] for row in spending.rows]
@@ -155,7 +155,7 @@ def test_figures_of_public_rows_and_with_noise_may_be_shown(tmp_path: Path) -> N
 
 def test_a_run_of_correlated_noise_shows_its_matrices(tmp_path: Path) -> None:
     page = make_released_page(train(tmp_path / "run", "--method", "dp-blt"))
-    titles = [figure.title for section in page.sections if section.id == "noise" for figure in section.metrics]
+    titles = [chart.title for section in page.sections if section.id == "noise" for chart in section.charts]
     assert len(titles) == 3
     assert any("accounted as a whole" in note for note in page.notes)
 

@@ -84,9 +84,9 @@ def test_the_runs_of_the_page_are_the_store(page: str, store: Path) -> None:
 
 
 def test_every_figure_is_whole_and_its_axes_have_titles(page: str) -> None:
-    metrics = [figure for section in read_data(page)["sections"] for figure in section["figures"]]
-    assert len(metrics) > 50
-    for figure in metrics:
+    charts = [figure for section in read_data(page)["sections"] for figure in section["figures"]]
+    assert len(charts) > 50
+    for figure in charts:
         picture = ElementTree.fromstring(figure["svg"])
         titles = [e.text for e in picture.iter() if "-title" in e.get("class", "")]
         assert len(titles) == 2, figure["title"]
@@ -98,7 +98,7 @@ def test_every_figure_is_whole_and_its_axes_have_titles(page: str) -> None:
 def test_a_heatmap_marks_its_best_cell_names_its_runs_and_hatches_what_diverged(tmp_path: Path) -> None:
     runs = [make_record(n, lr=lr) for n, lr in enumerate((0.01, 0.1))] + [make_record(7, lr=10.0, outcome="diverged")]
     made = make_store_page(read_results(write_store(tmp_path / "store", runs)))
-    (figure,) = next(section for section in made.sections if section.id == "heat-batch").metrics
+    (figure,) = next(section for section in made.sections if section.id == "heat-batch").charts
     picture = ElementTree.fromstring(figure.svg)
     cells = [e for e in picture.iter() if e.get("class") == "pt"]
     texts = ["".join(t.itertext()) for cell in cells for t in cell if t.tag.endswith("title")]
@@ -114,7 +114,7 @@ def test_a_loss_is_shown_by_its_logarithm(tmp_path: Path) -> None:
         make_record(n, lr=lr, metric="loss", test_loss=loss) for n, (lr, loss) in enumerate([(0.1, 100.0), (1.0, 1e3)])
     ]
     made = make_store_page(read_results(write_store(tmp_path / "store", runs)))
-    (figure,) = next(section for section in made.sections if section.id == "heat-batch").metrics
+    (figure,) = next(section for section in made.sections if section.id == "heat-batch").charts
     assert "log₁₀" in figure.title
     assert {"2.00", "3.00"} <= {t.strip("★ ") for t in ElementTree.fromstring(figure.svg).itertext()}
 
@@ -129,7 +129,7 @@ def test_kinds_of_epsilon_differ_without_colour(tmp_path: Path, monkeypatch: pyt
     badges = {row.method: row.cells[2].badge for row in made.table}
     assert badges == {"dp-sgd": "proven", "dp-dice": "claimed", "dp-ftrl": "refuted"}
     assert {row.cells[3].text for row in made.table if row.method == "dp-ftrl"} == {"ε ≥ 7.5"}
-    svg = next(section for section in made.sections if section.id == "utility").metrics[0].svg
+    svg = next(section for section in made.sections if section.id == "utility").charts[0].svg
     for word in ("dp-dice (claimed)", "dp-ftrl (refuted)", 'class="curve claimed"', 'class="curve refuted"'):
         assert word in svg
 
@@ -140,8 +140,8 @@ def test_names_with_html_in_them_are_text(tmp_path: Path) -> None:
     names = make_record(2, problem=HOSTILE, lr=1.0, class_names=[HOSTILE + str(i) for i in range(10)])
     text = render_report(make_store_page(read_results(write_store(tmp_path / "store", [hostile, failed, names]))))
     plain = Tags(text).found
-    metrics = sum(len(section["figures"]) for section in read_data(text)["sections"])
-    assert [tag for tag, _ in plain].count("script") == 2 + metrics
+    charts = sum(len(section["figures"]) for section in read_data(text)["sections"])
+    assert [tag for tag, _ in plain].count("script") == 2 + charts
     assert not [tag for tag, attributes in plain if tag == "img" or "onerror" in attributes]
     assert "\u202e" not in text
     for section in read_data(text)["sections"]:
@@ -204,13 +204,13 @@ def test_correlated_noise_is_drawn_where_the_plan_can_be_made_again(tmp_path: Pa
         sections = {section.id: section for section in make_store_page(read_results(root)).sections}
         assert ("noise" in sections) == (number == 0)  # a record that is not of this plan gets no picture
         if number == 0:
-            titles = [figure.title for figure in sections["noise"].metrics]
+            titles = [chart.title for chart in sections["noise"].charts]
             assert [title.split(":")[0].split(",")[0] for title in titles] == [
                 "Noise that adds up in a weight",
                 "C",
                 "C⁻¹",
             ]
-            last = sections["noise"].metrics[0].rows[-1]
+            last = sections["noise"].charts[0].rows[-1]
             assert last[0] == plan.steps
             assert last[1] == pytest.approx(plan.noise_std * plan.noise.structure.prefix_variances()[-1] ** 0.5)
 

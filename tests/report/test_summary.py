@@ -37,7 +37,7 @@ def test_the_validation_part_chooses_and_the_test_part_is_reported() -> None:
     assert group.chosen.mean == pytest.approx(0.82)
     assert group.chosen.spread == pytest.approx(statistics.stdev([0.80, 0.84]))
     assert group.best is not None
-    assert group.best.figure("test") == 0.84
+    assert group.best.score("test") == 0.84
     assert group.chosen_by == "validation"
     assert format_mean(group) == "82.00 % ± 2.83 % (2 seeds)"
 
@@ -60,7 +60,7 @@ def test_less_loss_is_better() -> None:
     runs = [make_record(n, lr=lr, metric="loss") for n, lr in enumerate((0.1, 10.0))]
     (group,) = make_groups(read(*runs))
     assert group.best is not None
-    assert group.best.figure("test") == min(record["test_loss"] for record, _ in runs)
+    assert group.best.score("test") == min(record["test_loss"] for record, _ in runs)
 
 
 def test_groups_are_problem_method_and_epsilon() -> None:

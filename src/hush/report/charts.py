@@ -305,7 +305,7 @@ def draw_seeds(groups: Sequence[Group]) -> Iterator[Chart]:
             continue
         series, rows = [], []
         for g in drawn:
-            found = [(row, row.chart("test")) for row in g.chosen.rows] if g.chosen else []
+            found = [(row, row.score("test")) for row in g.chosen.rows] if g.chosen else []
             points = [
                 Dot(y, 0.0, f"{g.method}, seed {row.config.get('seed')}: {format_metric(y, g.metric)}, run {row.key}")
                 for row, y in found

@@ -89,7 +89,7 @@ class Row:
         """A number of the record, of what was asked for, or of the method's options; None where there is none."""
         return find_number(self.record, name)
 
-    def chart(self, part: str) -> float | None:
+    def score(self, part: str) -> float | None:
         """The final figure of the problem's metric on one part ("test" or "validation"), of a finished run."""
         return self.number(f"{part}_{self.metric}") if self.outcome == "finished" else None
 

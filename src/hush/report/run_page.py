@@ -177,7 +177,8 @@ def _make_confusion(title: str, counts: list[list[float]], classes: Sequence[str
 
 
 def _draw_spending(card: Mapping[str, Any], guarantee: Guarantee) -> tuple[tuple[Chart, ...], str]:
-    """ε after some numbers of steps, if the event is a number of equal steps."""
+    """ε after some numbers of steps, if the event is a number of equal steps; the precision of the noise of all steps
+    is charged from the first one on."""
     accounted, steps = card.get("accounting"), read_number(card.get("steps_taken"))
     if guarantee.status == "none" or not isinstance(accounted, dict) or not steps:
         return (), ""
@@ -185,12 +186,13 @@ def _draw_spending(card: Mapping[str, Any], guarantee: Guarantee) -> tuple[tuple
         event, delta = events.from_json(accounted.get("event")), read_number(accounted.get("delta"))
     except HushError:
         event, delta = None, None
+    event, precision = _split_precision(event)
     same = isinstance(event, dp_event.SelfComposedDpEvent) and event.count == int(steps)
     if not same or delta is None or guarantee.adjacency not in ADJACENCIES:
         return (), "This run is accounted as a whole: after fewer steps it had spent at most the ε above."
     spent = []
     for taken in np.unique(np.linspace(1, int(steps), min(POINTS, int(steps))).astype(int)):
-        some = dp_event.SelfComposedDpEvent(event.event, int(taken))
+        some = dp_event.ComposedDpEvent([dp_event.SelfComposedDpEvent(event.event, int(taken)), *precision])
         kind = default_accountant(some, guarantee.adjacency)
         spent.append((int(taken), epsilon(some, delta, adjacency=guarantee.adjacency, accountant=kind)))
     rate = _steps_an_epoch(card)
@@ -201,6 +203,14 @@ def _draw_spending(card: Mapping[str, Any], guarantee: Guarantee) -> tuple[tuple
     rows = tuple((t, t / rate, e) for t, e in spent)
     said = f"At δ = {rounded_up(guarantee.delta)}, by the accountant of the whole run."
     return (Chart(title, svg, ("step", "epoch", "epsilon"), rows),), said
+
+
+def _split_precision(event: Any) -> tuple[Any, list[events.FinitePrecisionDpEvent]]:
+    """The steps, and the event of the precision of their noise if they are composed with it alone."""
+    parts = event.events if isinstance(event, dp_event.ComposedDpEvent) else [event]
+    precision = [part for part in parts if isinstance(part, events.FinitePrecisionDpEvent)]
+    steps = [part for part in parts if part not in precision]
+    return (steps[0], precision) if len(steps) == 1 else (event, [])
 
 
 def _steps_an_epoch(card: Mapping[str, Any]) -> float:

@@ -66,7 +66,7 @@ def _make_table_row(group: Group) -> TableRow:
     badge = group.status if group.status != "unknown" else ""
     bound = "–" if group.audited is None else f"ε ≥ {rounded_down(group.audited.epsilon_lower)}"
     where = "" if group.audited is None else group.audited.describe()
-    best = None if group.best is None else group.best.chart("test")
+    best = None if group.best is None else group.best.score("test")
     flatters = group.chosen_by == "test" and group.price.runs > 1 and group.best is not None
     by = " (chosen by the test part, which flatters)" if flatters else ""
     counts = [f"{group.count(name)} {name}" for name in ("finished", "diverged", "failed") if group.count(name)]
@@ -98,7 +98,7 @@ def _make_overview(groups: Sequence[Group]) -> DownloadTable:
     for g in groups:
         bound = None if g.audited is None else g.audited.epsilon_lower
         verdict = None if g.audited is None else g.audited.verdict
-        best = (None, None) if g.best is None else (g.best.key, g.best.chart("test"))
+        best = (None, None) if g.best is None else (g.best.key, g.best.score("test"))
         mean = (None, None, 0) if g.chosen is None else (g.chosen.mean, g.chosen.spread, len(g.chosen.values))
         counts = tuple(g.count(name) for name in ("finished", "diverged", "failed"))
         price = g.price.epsilon, g.price.delta

@@ -39,7 +39,7 @@ class Setting:
     @property
     def values(self) -> list[float]:
         """The test figures of the finished ones."""
-        return [value for row in self.rows if (value := row.chart("test")) is not None]
+        return [value for row in self.rows if (value := row.score("test")) is not None]
 
     @property
     def mean(self) -> float | None:
@@ -53,7 +53,7 @@ class Setting:
 
     def score(self, part: str, sign: float) -> float:
         """Mean over seeds, the larger the better; a run without a figure counts as worst."""
-        found = [row.chart(part) for row in self.rows]
+        found = [row.score(part) for row in self.rows]
         return statistics.fmean(-math.inf if value is None else sign * value for value in found)
 
 
@@ -131,10 +131,10 @@ def _make_group(place: tuple[str, str, str], rows: Sequence[Row], pricing: Prici
     problem, method, epsilon = place
     metric = next((row.metric for row in rows if row.outcome == "finished"), rows[0].metric)
     sign = 1.0 if metric == "accuracy" else -1.0
-    part = "validation" if any(row.chart("validation") is not None for row in rows) else "test"
+    part = "validation" if any(row.score("validation") is not None for row in rows) else "test"
     settings = group_settings(rows)
     alive = [setting for setting in settings if setting.score(part, sign) > -math.inf]
-    done = [row for row in rows if row.chart(part) is not None and row.chart("test") is not None]
+    done = [row for row in rows if row.score(part) is not None and row.score("test") is not None]
     audited = _find_audit(audits, method, [row.accounted for row in rows])
     refuted = audited is not None and audited.verdict == "refuted"
     status = "refuted" if refuted else find_status(row.record for row in rows)
@@ -147,7 +147,7 @@ def _make_group(place: tuple[str, str, str], rows: Sequence[Row], pricing: Prici
         tuple(rows),
         settings,
         max(alive, key=lambda setting: setting.score(part, sign)) if alive else None,
-        max(done, key=lambda row: sign * (row.chart(part) or 0.0)) if done else None,
+        max(done, key=lambda row: sign * (row.score(part) or 0.0)) if done else None,
         part,
         pricing.price([with_event(row) for row in rows], status),
         audited,
