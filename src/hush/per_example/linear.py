@@ -28,16 +28,19 @@ from hush.per_example.tracking import (
 
 
 def multiply_rows(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x · matrix + bias for x of any number of dimensions, with aligned rows of the factor and of the result."""
+    """x · matrix + bias for x of any number of dimensions, with aligned rows of the factor and of the result.
+
+    The result lies in memory as torch's would, and is not a view: models reshape it, and act on it in place."""
     if not x.is_cpu or x.dim() < 2 or not x.numel():
         return x @ matrix if bias is None else x @ matrix + bias
     rows = align(x.flatten(0, -2))
-    out = empty_aligned(x, (len(rows), matrix.shape[1]))
+    out = empty_aligned(x, (*x.shape[:-1], matrix.shape[1]), x.dim() - 1)
+    into = out.flatten(0, -2)
     if bias is None:
-        torch.mm(rows, matrix, out=out)
+        torch.mm(rows, matrix, out=into)
     else:
-        torch.addmm(bias, rows, matrix, out=out)
-    return out.view(*x.shape[:-1], matrix.shape[1]) if x.dim() > 2 else out
+        torch.addmm(bias, rows, matrix, out=into)
+    return out.contiguous()
 
 
 class _Linear(torch.autograd.Function):
@@ -57,9 +60,9 @@ class _Linear(torch.autograd.Function):
 def leave_linear(entries: tuple[Entry | None, Entry | None], x: Tensor, gy: Tensor) -> None:
     """The terms of y = x Wᵀ + b, for any number of dimensions between the examples and the features."""
     weight, bias = entries
-    b = gy.reshape(gy.shape[0], -1, gy.shape[-1])
+    a, b = (t.detach().reshape(t.shape[0], -1, t.shape[-1]) for t in (x, gy))
     if weight is not None:
-        weight.leave(OuterProduct(x.reshape(x.shape[0], -1, x.shape[-1]), b).choose_form())
+        weight.leave(OuterProduct(a, b).choose_form())
     if bias is not None:
         bias.leave(Materialized(b.squeeze(1) if b.shape[1] == 1 else b.sum(1)))
 
@@ -165,7 +168,7 @@ class _Matmul(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gy: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        a, b = (t.reshape(t.shape[0], -1, t.shape[-1]) for t in (gy, x))
+        a, b = (t.detach().reshape(t.shape[0], -1, t.shape[-1]) for t in (gy, x))
         ctx.entry.leave(OuterProduct(a, b).choose_form())
         return None, multiply_rows(gy, weight.t()) if ctx.needs_input_grad[1] else None, None, None
 

@@ -110,11 +110,14 @@ def align(x: Tensor) -> Tensor:
     return empty_aligned(x, x.shape).copy_(x)
 
 
-def empty_aligned(like: Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
-    """A tensor whose examples begin at multiples of a cache line."""
-    inner, each = math.prod(shape[1:]), LINE // (dtype or like.dtype).itemsize
-    flat = like.new_empty(shape[0], -(-inner // each) * each, dtype=dtype)[:, :inner]
-    return flat if len(shape) == 2 else flat.view(tuple(shape))
+def empty_aligned(like: Tensor, shape: Sequence[int], outer: int = 1) -> Tensor:
+    """A tensor whose examples begin at multiples of a cache line; or its rows, the entries of ``outer`` dimensions."""
+    strides, size, each = [0] * len(shape), 1, LINE // like.element_size()
+    for dim in range(len(shape) - 1, -1, -1):
+        if dim == outer - 1:
+            size = -(-size // each) * each
+        strides[dim], size = size, size * shape[dim]
+    return like.new_empty_strided(tuple(shape), strides)
 
 
 Switch = tuple[Any, str, tuple[Any, ...]]

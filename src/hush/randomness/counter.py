@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from hush.errors import UnsupportedModelError
+
+State = NDArray[np.uint8]
 
 
 @dataclass(eq=False)
@@ -23,8 +25,8 @@ class Counter:
     """
 
     device: torch.device
-    before: tuple[Tensor, ...]
-    clean: dict[int, Tensor]
+    before: tuple[State, ...]
+    clean: dict[int, State]
     again: bool = False  # True once a draw must be repeated in the backward pass
 
     @staticmethod
@@ -33,7 +35,7 @@ class Counter:
         """Count from 0; restores the caller's generators on exit."""
         others = (torch.cuda.default_generators[device.index or 0],) if device.type == "cuda" else ()
         states = [each.get_state() for each in (torch.default_generator, *others)]
-        counter = Counter(device, tuple(states[1:]), {})
+        counter = Counter(device, tuple(map(_read_state, others)), {})
         try:
             counter.set_number(0)
             yield counter
@@ -56,11 +58,11 @@ class Counter:
     def check(self) -> None:
         """Raise if torch's generators were drawn from."""
         seed = torch.default_generator.initial_seed()
-        state = torch.default_generator.get_state()
-        same = _are_equal(state, self.clean[seed] if seed in self.clean else self.set_number(seed))
+        state = _read_state(torch.default_generator)
+        same = np.array_equal(state, self.clean[seed] if seed in self.clean else self.set_number(seed))
         if self.device.type == "cuda":
-            now = torch.cuda.default_generators[self.device.index or 0].get_state()
-            same = same and _are_equal(now, self.before[0])
+            now = _read_state(torch.cuda.default_generators[self.device.index or 0])
+            same = same and np.array_equal(now, self.before[0])
         if not same:
             raise UnsupportedModelError(
                 "the model drew from torch's own generator where hush could not intercept the draw, so the numbers are "
@@ -77,14 +79,16 @@ class Counter:
 
         return rewind
 
-    def set_number(self, number: int) -> Tensor:
+    def set_number(self, number: int) -> State:
         # Not torch.manual_seed: without CUDA it stores a stack trace for every call.
         torch.default_generator.manual_seed(number)
         if number not in self.clean:
-            self.clean[number] = torch.default_generator.get_state()
+            self.clean[number] = _read_state(torch.default_generator)
         return self.clean[number]
 
 
-def _are_equal(one: Tensor, other: Tensor) -> bool:
-    """Compare two states of a generator in numpy: torch.equal would count as a value that the model reads."""
-    return np.array_equal(np.asarray(one), np.asarray(other))
+def _read_state(generator: torch.Generator) -> State:
+    """The state in numpy: comparing tensors would count as a value that the model reads, and inside torch.func a
+    tensor made here would be wrapped."""
+    with torch._C._DisableFuncTorch():
+        return np.asarray(generator.get_state())
