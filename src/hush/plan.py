@@ -193,13 +193,17 @@ class Plan:
         return {n: self.sensitivity * fixed.get(n, rest * c.bound) for n, c in channels.items()}
 
     def delta_left(self, steps: int | None = None, attempts: int = 1) -> float:
-        """δ that remains after truncation of the noise, and the composed releases.
+        """δ that remains after truncation of the noise, and the composed releases."""
+        return self.delta - self.delta_lost(steps, attempts)
+
+    def delta_lost(self, steps: int | None = None, attempts: int = 1) -> float:
+        """δ for truncation of the noise and for the composed releases.
 
         If ``steps`` were taken in several attempts, every attempt pays for its own truncation."""
         count = self.steps if steps is None else steps
         times = max(attempts, -(-count // self.steps))
         lost = times * self.tails + extra_delta(self.composed)
-        return self.delta - (lost if self.trials is None else self.trials.loss_factor * lost)
+        return lost if self.trials is None else self.trials.loss_factor * lost
 
     def composed_tail_delta(self, coordinates: int) -> float:
         """δ for truncation beyond `tails` that a composition with other runs needs.

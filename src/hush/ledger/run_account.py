@@ -421,14 +421,14 @@ def _price(plan: Plan, whole: Guarantee, start: int, coordinates: int) -> Callab
         return lambda steps: Cost(whole.adjacency, "none", whole.delta, dp_event.NonPrivateDpEvent())
     if events.to_json(whole.event) is None:
         deltas = [whole.delta * 0.5**k for k in range(POINTS)]
-        lost = whole.delta - plan.delta_left()  # of every δ the same
+        lost = plan.delta_lost()  # of every δ the same
         points = tuple((d, epsilon(whole.event, d - lost, adjacency=whole.adjacency)) for d in deltas if d > 2 * lost)
         stated = Cost(whole.adjacency, whole.status, whole.delta, None, points, whole.assumptions, composed=composed)
         return lambda steps: stated
 
     def cost(steps: int) -> Cost:
         claim = claim_attempts(plan, [Replay(start, start + steps)])[0]
-        lost = whole.delta - plan.delta_left(steps)
+        lost = plan.delta_lost(steps)
         own = Cost(whole.adjacency, whole.status, whole.delta, claim.event, assumptions=whole.assumptions)
         return replace(own, lost=lost, composed=composed)
 
