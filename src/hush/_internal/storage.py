@@ -4,6 +4,7 @@
   same for a file that the caller writes in chunks; `move_atomic` does the last step for a file written elsewhere on the
   same disk; `write_folder` does both for a folder; `append_durably` adds lines that are on disk when it returns, or not
   at all.
+- **Files without a name.** `open_unnamed` opens one for content that must not outlive the process.
 - **Pages.** `write_page` replaces a file only if hush wrote it, which a comment in the file says (`MARK`).
 - **Locks** are the kernel's (`flock`): they end with the process that holds them. `lock_file` locks an open file,
   `try_lock` takes a lock or reports that another process has it, and `file_lock` waits for one. A file system without
@@ -372,6 +373,17 @@ def make_scratch(prefix: str) -> Iterator[Path]:
     root = "/tmp" if Path("/tmp").is_dir() else None
     with tempfile.TemporaryDirectory(prefix=prefix, dir=root, ignore_cleanup_errors=True) as folder:
         yield Path(folder)
+
+
+def open_unnamed(folder: Path) -> IO[bytes]:
+    """An empty file without a name on the disk of ``folder``, to write and read; only its owner can open it, and it
+    disappears when it is closed and no longer mapped, however the process ends."""
+    return tempfile.TemporaryFile(dir=folder, buffering=1 << 20)
+
+
+def find_temporary() -> Path:
+    """The folder of temporary files: $TMPDIR, else that of the system."""
+    return Path(tempfile.gettempdir())
 
 
 def find_cache() -> Path:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import difflib
 import errno
 import mmap
-import tempfile
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hush._internal.storage import explain
+from hush._internal.storage import explain, find_temporary, open_unnamed
 from hush.errors import InvalidInputError
 from hush.tabular.cells import Cells, map_texts
 from hush.tabular.columns.number import lacks_number, numbers
@@ -87,8 +86,9 @@ def map_rows(pieces: Iterator[Encoded], folder: Path | None = None) -> tuple[Ten
     labels: list[NDArray[Any]] = []
     shape: tuple[int, ...] = ()
     count = 0
+    where = find_temporary() if folder is None else folder
     try:
-        with tempfile.TemporaryFile(dir=folder, buffering=1 << 20) as file:
+        with open_unnamed(where) as file:
             for rows, each in pieces:
                 file.write(np.ascontiguousarray(rows).data)
                 labels.append(np.empty(0) if each is None else each)
@@ -97,7 +97,6 @@ def map_rows(pieces: Iterator[Encoded], folder: Path | None = None) -> tuple[Ten
             mapped = _map_file(file, (count, *shape))
     except OSError as error:
         why = "there is no room" if error.errno == errno.ENOSPC else explain(error)
-        where = tempfile.gettempdir() if folder is None else folder
         raise InvalidInputError(
             f"the encoded rows of a long table cannot be written to '{where}': {why}; give another --out, or another "
             "TMPDIR"
