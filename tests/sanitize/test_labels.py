@@ -21,7 +21,7 @@ from hush.data_source import as_source
 from hush.datasets.catalogue import load
 from hush.datasets.evaluation import evaluate_problem
 from hush.datasets.problem import cross_entropy
-from hush.errors import BudgetExceededError, InvalidInputError, NotProvenError, ResumeError, RunStateError
+from hush.errors import BudgetExceededError, InvalidInputError, NotProvenError, ResumeError
 from hush.methods import make_plan
 from hush.plan import Plan
 from hush.randomness import Secret, seeded
@@ -230,7 +230,7 @@ def test_the_same_coins_never_meet_other_labels(tmp_path: Path) -> None:
     twice = Checkpoints(tmp_path / "private")
     other = _start(plan, (features, _changed(labels, torch.arange(N) == 7)))
     twice.begin(other)
-    with pytest.raises(RunStateError):
+    with pytest.raises(ResumeError):
         other.step(other.batch(0))
     twice.close()
 

@@ -194,7 +194,7 @@ def test_the_same_noise_is_not_added_to_other_rows(tmp_path) -> None:
     features[7] += 1.0
     run, kept = start(rows=(features, labels)), Checkpoints(tmp_path)
     kept.begin(run)
-    with pytest.raises(RunStateError):
+    with pytest.raises(ResumeError):
         run.step(run.batch(0))
     kept.close()
 
@@ -206,7 +206,7 @@ def test_fresh_noise_for_training_releases_no_second_row(tmp_path) -> None:
     run.use_fresh_secret()
     run.step(run.batch(1))
     assert run.draw_data()["rows"] is first
-    assert run.guarantee.epsilon >= start().guarantee.epsilon
+    assert run.guarantee.epsilon >= start().guarantee.epsilon * (1 - 1e-12)  # the last bits are of the search for ε
 
 
 def test_what_is_before_the_layer_stays_and_the_head_learns() -> None:
@@ -302,7 +302,7 @@ class TestBadUse:
 
     @pytest.mark.parametrize("method", METHODS)
     def test_a_layer_of_another_range(self, method):
-        with pytest.raises(InvalidInputError, match=r"\[0 C\].*\[−C C\]"):
+        with pytest.raises(InvalidInputError, match=r"\[0, C\].*\[−C, C\]"):
             start(method, model=network(method, floor=0.0))
 
     def test_rows_are_not_taken_before_they_are_drawn(self):
