@@ -168,7 +168,7 @@ def test_an_example_that_moves_keeps_its_bits(seed: int, zero: bool) -> None:
         rows.hidden = 1
         run.step(run.batch(0))
     whole = between_positions(model, n + 1)
-    run.witnessed_by(catching)
+    run.guard_noise(catching)
     for number in range(12):
         order = torch.randperm(n + 1, generator=torch.Generator().manual_seed(number))
         rows.tensors, found = tuple(t[order] for t in whole), []

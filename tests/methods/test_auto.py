@@ -182,8 +182,8 @@ def test_train_says_what_was_chosen_and_why(capsys) -> None:
 
 def test_long_work_is_told_and_short_work_is_not(capsys) -> None:
     patience = console.DelayedStatus("comparing methods")
-    patience.notify("dp-sgd")
+    patience.update("dp-sgd")
     assert capsys.readouterr().err == ""
     patience.remind()
-    patience.notify("dp-blt")
+    patience.update("dp-blt")
     assert capsys.readouterr().err.splitlines() == ["comparing methods: dp-sgd …", "comparing methods: dp-blt …"]

@@ -742,7 +742,7 @@ def test_rows_padded_to_their_batch_are_refused(arithmetic: str) -> None:
 
 def test_what_processes_add_is_in_float64() -> None:
     class Two(SingleProcess):
-        def total(self, sums: Any) -> Any:
+        def all_reduce(self, sums: Any) -> Any:
             assert all(v.dtype == torch.float64 for named in sums.values() for v in named.values())
             if STANDING in sums:
                 sums[STANDING][""][1] = sums[STANDING][""][0]

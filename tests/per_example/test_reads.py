@@ -290,7 +290,7 @@ def test_what_made_up_inputs_decide_is_computed_one_example_at_a_time(arithmetic
 
     moved = weights(large, 0) - weights(X, 0)
     run = start(Reading(by_largest), arithmetic=arithmetic)
-    assert float(moved.norm()) <= 2 * run.plan.rule.lr / 12 * 1.01  # one gradient of norm 1 in place of another
+    assert float(moved.norm()) <= 2 * run.plan.optimizer.lr / 12 * 1.01  # one gradient of norm 1 in place of another
 
 
 def by_storage(x):
@@ -323,7 +323,7 @@ def test_an_example_by_itself_shares_no_memory_with_others(way, monkeypatch):
     with torch.no_grad():
         others = [i for i in range(12) if i != 5]
         sums = [run._summing.sum_batch(run.secret, 3, torch.tensor(who), run._public) for who in (others, [*others, 5])]
-    channels = [run._query.finish(s, run._public, run._private)[0]["gradient"] for s in sums]
+    channels = [run.plan.query.finish(s, run._public, run._private)[0]["gradient"] for s in sums]
     moved = torch.cat([(channels[1][name] - channels[0][name]).flatten() for name in channels[0]])
     assert run.guarantee.status == "proven"
     assert float(moved.double().norm()) <= 1 + run.plan.charge
@@ -520,7 +520,7 @@ def test_a_rule_for_vmap_that_sees_all_examples_is_not_used():
     run = start(WithRule(), x=ODD)
     others = [i for i in range(12) if i != 5]
     sums = [run._summing.sum_batch(run.secret, 3, torch.tensor(who), run._public) for who in (others, [*others, 5])]
-    channels = [run._query.finish(s, run._public, run._private)[0]["gradient"] for s in sums]
+    channels = [run.plan.query.finish(s, run._public, run._private)[0]["gradient"] for s in sums]
     moved = channels[1]["weight"] - channels[0]["weight"]
     assert FORGETFUL in run.guarantee.assumptions
     assert float(moved.double().norm()) <= 1 + run.plan.charge
