@@ -20,7 +20,7 @@ from hush.guarantees import check_proof, own_adjacency
 from hush.matrix_factorization import BLT, Diagonal, Tree, inverse_square_root, optimal_banded, prefix_sums
 from hush.methods import make_plan
 from hush.noise import make_noise
-from hush.randomness import Secret, normal
+from hush.randomness import Secret, normal, streams
 from hush.sampling import (
     CyclicPoisson,
     CyclicPoissonSampled,
@@ -363,7 +363,7 @@ def test_a_run_injects_exactly_the_declared_noise(name: str) -> None:
     secret = Secret.from_seed(5, plan.fingerprint())
     M = plan.noise.structure.noise_map()
     like = torch.empty(len(flat(sums[0]["gradient"])), dtype=torch.float64)
-    Z = np.stack([normal(secret, "noise/gradient", row, like).numpy() for row in range(M.shape[1])])
+    Z = np.stack([normal(secret, streams.noise("gradient"), row, like).numpy() for row in range(M.shape[1])])
     found = np.stack([BATCH * flat(r.gradient) - flat(s["gradient"]) for r, s in zip(releases, sums, strict=True)])
     bound = 0.7 * (1 + plan.charge)
     expected = 0.8 * bound * plan.sensitivity * (M @ Z)

@@ -534,3 +534,13 @@ def test_sums_and_norms_equal_opacus(name):
     factor = (clip / right).clamp(max=1)
     for key, g in theirs.items():
         torch.testing.assert_close(sums[key], torch.tensordot(factor, g, 1), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("width", [5, 16])
+def test_a_frozen_layer_between_trained_ones(width):
+    """Rows of five numbers do not fill cache lines and get a forward of their own."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 3))
+    model[2].requires_grad_(False)
+    agree(model, torch.randn(N, 6, dtype=torch.float64))
+    assert "forward" not in model[2].__dict__

@@ -146,7 +146,7 @@ def halve(card: dict) -> None:
         (lambda card: card["guarantee"].update(epsilon=0.1), "differ in the first claim"),
         (lambda card: card.update(noise_multiplier=9.0), "differ in the noise multiplier"),
         (lambda card: card.update(steps_taken=99), "more steps were taken"),
-        (lambda card: card["accounting"]["event"].update(count=1), "another one than its sentence says"),
+        (lambda card: card["accounting"]["event"]["events"][0].update(count=1), "another one than its sentence says"),
         (lambda card: card["accounting"].update(delta=0.5), "the card states ε ="),
         (lambda card: card["accounting"].update(event={"kind": "system"}), "ε cannot be computed from the card"),
         (lambda card: card.pop("plan"), "lacks what every card has"),

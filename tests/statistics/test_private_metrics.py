@@ -188,7 +188,7 @@ def test_bad_requests_are_refused() -> None:
     with pytest.raises(InvalidInputError, match="epsilon"):
         release_counts(shares, labels, 0.0, 1e-5)
     with pytest.raises(NotProvenError):
-        release_counts(shares, labels, 1.0, 1e-18)
+        release_counts(shares, labels, 1.0, 1e-24)
     with pytest.raises(InvalidInputError):
         release_counts(shares, labels, 1.0, 1e-5, unit="patient")
 

@@ -88,5 +88,5 @@ def name(**values: str) -> None:
 def choice(known: Collection[str], **values: str) -> None:
     """Every value is one of the known names; the error offers the nearest."""
     for name, value in values.items():
-        if value not in known:
+        if not isinstance(value, str) or value not in known:
             raise InvalidInputError(f"unknown {name.replace('_', ' ')} '{value}': {nearest(str(value), known)}")

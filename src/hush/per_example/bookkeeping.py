@@ -26,6 +26,7 @@ from hush._internal.tensors import Losses, Named, check_losses, trainable
 from hush.per_example.augmentation import Point, make_rewinder
 from hush.per_example.decompositions import replacing_forwards
 from hush.per_example.functional import compute_gradients, recording, refuse_unseen
+from hush.per_example.linear import align_frozen
 from hush.per_example.model_rng import NotPerExample, drawing
 from hush.per_example.reads import start_again, watching_reads
 from hush.per_example.result import NonFiniteRows, PerExampleGradients, Weights, weights_of
@@ -144,10 +145,11 @@ def _record_point(
     at = point.params or {}
     entries = [Entry(name, at.get(name, p).detach(), session) for name, p in params.items()]
     stand_ins = {id(p): TrackedParameter.of(entry) for p, entry in zip(params.values(), entries, strict=True)}
+    frozen = align_frozen(model)
     with (
         torch.enable_grad(),
         recording(model, stand_ins),
-        replacing_forwards(map_over_examples(model, alone, session, known)),
+        replacing_forwards(frozen | map_over_examples(model, alone, session, known)),
     ):
         try:
             with drawing(), watching_reads():

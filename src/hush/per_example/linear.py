@@ -7,14 +7,15 @@ it, and autograd computes the gradients of these views.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor
+from torch import Tensor, nn
 
 from hush.per_example.conv import Convolution
-from hush.per_example.rounding import align, empty_aligned
+from hush.per_example.rounding import LINE, align, empty_aligned
 from hush.per_example.terms import Materialized, OuterProduct
 from hush.per_example.tracking import (
     Entry,
@@ -65,6 +66,29 @@ def leave_linear(entries: tuple[Entry | None, Entry | None], x: Tensor, gy: Tens
         weight.leave(OuterProduct(a, b).choose_form())
     if bias is not None:
         bias.leave(Materialized(b.squeeze(1) if b.shape[1] == 1 else b.sum(1)))
+
+
+def align_frozen(model: nn.Module) -> dict[nn.Module, Callable[[Tensor], Tensor]]:
+    """Forwards for frozen linear layers whose rows do not fill cache lines; torch's own depend on a row's position."""
+    return {m: _make_aligned(m) for m in model.modules() if type(m) is nn.Linear and _is_uneven(m)}
+
+
+def _is_uneven(layer: nn.Linear) -> bool:
+    if "forward" in layer.__dict__ or any(p.requires_grad for p in layer.parameters()):
+        return False
+    return any(size * layer.weight.element_size() % LINE for size in layer.weight.shape)
+
+
+def _make_aligned(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
+    def forward(x: Tensor) -> Tensor:
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return F.linear(x, layer.weight, layer.bias)
+        if not x.requires_grad:
+            return multiply_rows(x, layer.weight.t(), layer.bias)
+        out: Tensor = _Linear.apply(x.new_empty(0), x, layer.weight, layer.bias, (None, None))
+        return out
+
+    return forward
 
 
 @handles(F.linear)
