@@ -85,7 +85,7 @@ def _make_aligned(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
             return F.linear(x, layer.weight, layer.bias)
         if not x.requires_grad:
             return multiply_rows(x, layer.weight.t(), layer.bias)
-        out: Tensor = _Linear.apply(x.new_empty(0), x, layer.weight, layer.bias, (None, None))
+        out: Tensor = _Linear.apply(x.new_empty(0), x, layer.weight, layer.bias, (None, None))  # type: ignore[no-untyped-call]
         return out
 
     return forward
