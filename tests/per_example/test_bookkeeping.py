@@ -105,6 +105,13 @@ class Twice(nn.Module):
         return self.norm(self.linear(self.norm(self.linear(x))))
 
 
+class Viewed(nn.Linear):
+    """A linear layer whose output is viewed in another shape, which needs torch's layout."""
+
+    def forward(self, x):
+        return super().forward(x).view(x.shape[0], -1)
+
+
 class Bare(nn.Module):
     """Parameters without a layer."""
 
@@ -150,6 +157,7 @@ LAYERS = {
     "linear, positions": (lambda: nn.Linear(3, 4), sequence(4, 3)),
     "linear, more positions": (lambda: nn.Linear(3, 20), sequence(2, 3, 3)),
     "linear, no bias": (lambda: nn.Linear(3, 4, bias=False), sequence(4, 3)),
+    "viewed": (lambda: nn.Sequential(nn.Linear(3, 3), Viewed(3, 5), nn.Linear(20, 2)), sequence(4, 3)),
     "in place": (lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 2)), sequence(3)),
     "dropout": (lambda: nn.Sequential(nn.Linear(3, 9), nn.Dropout(0.4), nn.Linear(9, 2), nn.Dropout(0.2)), sequence(3)),
     "layer norm": (lambda: nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)), sequence(4, 3)),

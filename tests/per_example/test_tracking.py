@@ -98,6 +98,7 @@ def test_the_output_and_the_gradient_of_the_input_are_torchs(case):
     right = call(right_x, params)
     out, gx, _ = recorded(case, x)
     assert torch.allclose(out, right, rtol=1e-12, atol=1e-12)
+    assert (out.stride(), out._is_view()) == (right.stride(), False)  # models view it, and act on it in place
     if gx is not None:
         (right_gx,) = torch.autograd.grad(right, right_x, upstream(right))
         assert torch.allclose(gx, right_gx, rtol=1e-10, atol=1e-12)

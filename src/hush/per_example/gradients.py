@@ -120,9 +120,10 @@ class _Recording:
         checks, before = current_checks(), torch.get_rng_state()
         logs = (None, None) if checks is None else (checks.start_log(), checks.start_log())
         points = self._draw(content, logs[0])
-        if spot and isinstance(self.losses, Augmented):
+        if isinstance(self.losses, Augmented) and (spot or (checks is not None and checks.deciding)):
             draw = partial(_draw_views, self.losses, points=[Point()])
-            spot.check_views(draw, content, n, points[: self.losses.views], before)
+            whose = spot or CheckedLosses(self.losses, 0, (0.0, 0.5))  # before the first step, of synthetic rows
+            whose.check_views(draw, content, n, points[: self.losses.views], before)
         start = torch.get_rng_state()
         tape = self._compute(content, n, points, logs[1])
         if checks is not None and self._is_alone(content, n, checks, logs, before):
