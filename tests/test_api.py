@@ -164,7 +164,8 @@ def test_tune_gives_the_best_trial_and_charges_the_search_once(tmp_path: Path) -
     assert found.guarantee.epsilon <= book.total("people", unit="example").epsilon <= 3.0
     assert hush.verify(tmp_path / "out").verified
     card = json.loads((tmp_path / "out" / "release" / "privacy.json").read_text())
-    assert card["guarantee"]["event_json"]["kind"] == "RepeatAndSelect"
+    event = card["guarantee"]["event_json"]
+    assert [part["kind"] for part in event["events"]] == ["RepeatAndSelect", "FinitePrecision"]
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_examples_lie_in_dimension_0_and_the_others_stay(source, indices):
 
 
 def test_tensors_of_different_lengths_and_numbers_that_are_not_finite_are_refused():
-    with pytest.raises(InvalidInputError, match=r"\[10 11\]"):
+    with pytest.raises(InvalidInputError, match=r"\[10, 11\]"):
         Tensors((FEATURES, LABELS[1:]))
     with pytest.raises(InvalidInputError, match="0"):
         Tensors((torch.tensor([1.0, float("nan")]),))

@@ -20,7 +20,7 @@ from hush._internal.tensors import checksum
 from hush.checkpointing import Checkpoints, share_state
 from hush.cli.train import release_first
 from hush.distributed.group import init_distributed
-from hush.errors import BudgetExceededError, DistributedError, Stopped
+from hush.errors import BudgetExceededError, DistributedError, RunStateError, Stopped
 from hush.guarantees import Replay
 from hush.ledger.book import Ledger
 from hush.ledger.run_account import charge
@@ -160,7 +160,7 @@ def wait_for_the_ledger(rank: int, folder: Path) -> None:
         charge(run, ledger, "rows")
         ledger.set_budget("rows", run.plan.guarantee().epsilon / 2, 1e-5)  # lowered before the first step
     else:
-        with pytest.raises(DistributedError, match="0"):
+        with pytest.raises(RunStateError, match="0"):
             charge(run, Ledger(folder / "other"), "rows")
     before = checksum(run.model.parameters())
     with pytest.raises(Stopped if rank else BudgetExceededError):
