@@ -51,8 +51,8 @@ def short_start_check(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
         every = chunks.separate_rows
         monkeypatch.setattr(chunks, "KINDS", ("random",))
         monkeypatch.setattr(chunks, "separate_rows", lambda rows: every(rows)[:2])
-        monkeypatch.setattr(chunks, "list_shifts", lambda rows: range(1, min(rows, 2)))
-        monkeypatch.setattr(chunks, "list_contents", lambda rows: ())
+        monkeypatch.setattr(chunks, "list_shifts", lambda rows, _: range(1, min(rows, 2)))
+        monkeypatch.setattr(chunks, "list_contents", lambda rows, _: ())
 
 
 @pytest.fixture(scope="session")

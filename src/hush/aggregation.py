@@ -38,6 +38,7 @@ from hush.per_example.chunks import (
     whole_chunk,
 )
 from hush.per_example.engine import ExamplesNotIndependent, SpotChecks, count_spot_checks
+from hush.per_example.functional import ModelParts, keeping_parts
 from hush.per_example.model_checks import ModelStateGuard, check_model, is_known_separate
 from hush.per_example.model_rng import model_randomness
 from hush.per_example.reads import ReadChecks, checking_reads
@@ -73,10 +74,12 @@ class Aggregator:
         self.rows = ranks.broadcast(find_rows(plan, params, source, microbatch))  # of a chunk
         self.checked = 0  # number of inputs compared by the check of the arithmetic; 0 if it was not made
         self._plan, self._query, self._model, self._params = plan, query, model, params
+        self._rigorous = is_rigorous(plan)
         self._source, self._units, self._ranks = source, as_units(source), ranks
         self._device = next(iter(params.values())).device
         self._threads = torch.get_num_threads()
         self._untouched = self._watch_model()
+        self._model_parts = ModelParts.of(model)
         self._fresh = True  # no forward pass of this run was observed yet
         self._started = False
         self._reads = ReadChecks()
@@ -102,10 +105,6 @@ class Aggregator:
         if self._untouched is not None:
             self._untouched.check_release()
 
-    @property
-    def _rigorous(self) -> bool:
-        return is_rigorous(self._plan)
-
     def check_threads(self) -> None:
         """Raise if the number of threads changed and the last bits depend on it."""
         if self._rigorous and self._threads != torch.get_num_threads():
@@ -117,10 +116,11 @@ class Aggregator:
     def sum_batch(self, secret: Secret, step: int, indices: Tensor, public: State) -> Sums:
         """The sums of a batch; raises if the model mixes or remembers examples."""
         if self._untouched is None:
-            return self._sum_blocks(secret, step, indices, public)
+            with self._keeping_parts():
+                return self._sum_blocks(secret, step, indices, public)
         check_model(self._model)  # at every step, because user code can switch a layer's mode
         self.start(public)
-        with self._untouched.during_forward(complete=self._fresh), self._kernels():
+        with self._untouched.during_forward(complete=self._fresh), self._kernels(), self._keeping_parts():
             sums = self._sum_blocks(secret, step, indices, public)
         self._fresh = self._fresh and not any(map(len, self.list_chosen(secret, step, indices)))
         return sums
@@ -128,12 +128,16 @@ class Aggregator:
     def _kernels(self) -> AbstractContextManager[None]:
         return deterministic_kernels() if self._rigorous else nullcontext()
 
+    def _keeping_parts(self) -> AbstractContextManager[None]:
+        self._model_parts = self._model_parts.renewed()
+        return keeping_parts(self._model_parts)
+
     def start(self, public: State) -> None:
         """Check the arithmetic and choose the engine, once per process and after a resume."""
         if self._started or self._untouched is None or not self._plan.adds_noise:
             return
         self.check_threads()
-        with self._untouched.during_forward(complete=True), self._kernels():
+        with self._untouched.during_forward(complete=True), self._kernels(), self._keeping_parts():
             found = self.check_start(public)
         self.checked, self._started = self.checked or found, True
 
@@ -173,7 +177,13 @@ class Aggregator:
             compared, digest, failed = 0, "", False
             try:
                 compared, digest = check_batch_invariance(
-                    compute, self._source, rows, self._device, moving=moving, params=self._params
+                    compute,
+                    self._source,
+                    rows,
+                    self._device,
+                    moving=moving,
+                    params=self._params,
+                    padding=int(self._reads.found),
                 )
             except RowsNotIndependent:
                 if rows == 1:

@@ -480,6 +480,8 @@ def to_each(function: Any, content: Any) -> Any:
     """Apply a function to every tensor of a nested content; named tuples and mappings keep their type."""
     if isinstance(content, Tensor):
         return function(content)
+    if type(content) is tuple:
+        return tuple([function(v) if isinstance(v, Tensor) else to_each(function, v) for v in content])
     if isinstance(content, Mapping):
         return _mapping_like(content, {key: to_each(function, value) for key, value in content.items()})
     if isinstance(content, Sequence) and not isinstance(content, (str, bytes)):

@@ -130,7 +130,7 @@ class Plan:
                 "use dp-sgd or another private method"
             )
 
-    @property
+    @cached_property
     def adds_noise(self) -> bool:
         """Whether noise is added to the sums of every step; False for ordinary training, on data or released values."""
         return all(channel.proof != "none" for channel in self.query.channels.values())

@@ -49,6 +49,10 @@ from hush.per_example.chunks import (
     charge,
     check_batch_invariance,
     choose_rows,
+    halve_rows,
+    has_remainder,
+    list_contents,
+    list_shifts,
     separate_rows,
 )
 from hush.per_example.engine import verdict_of
@@ -110,11 +114,12 @@ class TestChunks:
         assert sorted(seen) == list(range(count))
 
     @pytest.mark.parametrize("world", [1, 2, 3])
-    @pytest.mark.parametrize("rows", SIZES)
+    @pytest.mark.parametrize("rows", [4, 16, 48, 64, 96, 144, 192])
     def test_one_example_more_changes_at_most_two_blocks(self, rows: int, world: int) -> None:
-        """At every batch size up to three blocks per process, so also where a chunk or a block begins."""
+        """Up to three blocks per process, where a chunk or a block begins and in between."""
         cut = Cut.of(rows, 400, "rigorous")
-        for count in range(3 * BLOCK * world + 2):
+        ends = [number * cut.rows for number in range(0, 3 * cut.chunks * world + 1, 1 if rows > 16 else 12)]
+        for count in sorted({max(0, end + more) for end in ends for more in (-1, 0, 1, rows // 2)}):
             one, other = (_list_blocks(cut, count + more, world) for more in (0, 1))
             changed = {place for place in one.keys() | other.keys() if one.get(place, ()) != other.get(place, ())}
             assert len(changed) <= 2
@@ -148,7 +153,8 @@ class TestChunks:
         assert choose_rows([(20, 3)], content, 8, 400, random=True) == few
         assert choose_rows([(20, 3)], content, 100, 5, random=True) == 4
         assert choose_rows([(20, 3)], content, 100, 3, random=True) == 3
-        assert choose_rows([(20, 3)], content, 1, 400, random=False) == 4
+        assert choose_rows([(20, 3)], content, 1, 400, random=False) <= 32
+        assert choose_rows([(20, 3)], content, 10**5, 400, random=True) > 100
 
     def test_the_number_of_rows_binds_the_seed_and_is_saved(self, monkeypatch) -> None:
         """The same seed with other chunks would add the same noise to other sums."""
@@ -304,6 +310,17 @@ def plan(n: int, batch: int, arithmetic: str, **options):
     )
 
 
+def _count_kept(rows: int, kinds: int) -> int:
+    """The rows that stay, in the passes of all kinds: every two rows are separated by random ones, and each row stays
+    once for every other kind."""
+    return sum(int(kept.sum()) for kept in separate_rows(rows)) + (kinds - 1) * rows
+
+
+def _count_shifts(rows: int, padding: int = 0) -> int:
+    remainder = has_remainder(rows + padding, torch.get_num_threads())
+    return len(list_shifts(rows, remainder)) * (1 + len(list_contents(rows, remainder)))
+
+
 class TestRigorous:
     @pytest.mark.parametrize("batch", [2, 64, 700])
     def test_one_example_more_moves_the_sum_by_no_more_than_the_bound(self, batch: int) -> None:
@@ -391,9 +408,8 @@ class TestRigorous:
             if mode == "rigorous":
                 compared, rows = run.state()["checked"], run.state()["chunk_rows"]
         assert said == {"fast": [], "rigorous": [INDEPENDENT_ROWS + CHECKED.format(compared)]}
-        masks = separate_rows(rows)
-        shifts = rows - 1  # examples can be added and removed
-        assert compared == rows + len(KINDS) * sum(int(kept.sum()) for kept in masks) + rows * shifts
+        shifts = _count_shifts(rows)  # examples can be added and removed
+        assert compared == rows + _count_kept(rows, len(KINDS)) + rows * shifts
 
     def test_what_is_said_is_the_same_after_a_resume(self) -> None:
         first, second = (plan(500, 60, "rigorous").start(mlp(), losses, data(500), secret=1) for _ in range(2))
@@ -407,6 +423,31 @@ class TestRigorous:
         apart = (masks[:, :, None] & ~masks[:, None, :]).any(0)
         assert bool((apart | torch.eye(rows, dtype=torch.bool)).all())
         assert len(masks) <= 2 * math.ceil(math.log2(rows))
+
+    @pytest.mark.parametrize("rows", [2, 3, 5, 37, *SIZES])
+    def test_every_row_stays_once_among_rows_of_each_kind(self, rows: int) -> None:
+        masks = torch.stack(halve_rows(rows))
+        assert masks.sum(0).tolist() == [1] * rows
+        assert bool((~masks).any(1).all())
+
+    @pytest.mark.parametrize("threads", [1, 2, 3])
+    @pytest.mark.parametrize("rows", [2, 3, 5, 37, *SIZES])
+    def test_all_positions_are_compared(self, rows: int, threads: int) -> None:
+        """Every position with every other, directly or over others, and more often where a kernel can have a
+        remainder: there every row is at every position, if there are few."""
+        remainder = has_remainder(rows, threads)
+        shifts, contents = list_shifts(rows, remainder), 1 + len(list_contents(rows, remainder))
+        assert shifts[0] == 1
+        assert all(0 < shift < rows for shift in shifts)
+        assert len(shifts) == len(set(shifts)) == min(rows - 1, 64 if remainder else 16)
+        if rows <= 64 and remainder:
+            assert list(shifts) == list(range(1, rows))
+            assert rows * rows * contents >= chunks.MOVED
+
+    def test_a_last_vector_that_is_not_full_is_compared_more_often(self) -> None:
+        """A sigmoid of single numbers has another kernel for the numbers after the last two whole vectors."""
+        assert [rows for rows in SIZES if not has_remainder(rows, 1)] == [32, 64, 96, 128, 160, 192]
+        assert [rows for rows in SIZES if not has_remainder(rows, 2)] == [64, 128, 192]
 
     def test_a_ledger_carries_what_arithmetic_assumes_along(self, tmp_path) -> None:
         for mode, said in (("fast", False), ("rigorous", True)):
@@ -442,6 +483,23 @@ class TestRigorous:
         with pytest.raises(UnsupportedModelError):
             run.step(run.batch(0))
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool, torch.complex64])
+    def test_a_digest_tells_rows_apart(self, dtype: torch.dtype) -> None:
+        """One bit, two signs, or two values that change places."""
+        rows = torch.randint(0, 2, (4, 6)).to(dtype) if dtype is torch.bool else torch.randn(4, 6).mul(99).to(dtype)
+        rows[0] = torch.tensor([0, 1, 1, 0, 1, 0]).to(dtype)
+        rows[1:] = rows[0]
+        rows[1, 2] = 0
+        rows[2, :2] = rows[2, :2].flip(0)
+        rows[3, :2] = rows[3, :2].logical_not() if dtype is torch.bool else rows[3, :2].sub(3).neg()
+        found = chunks._digest_rows(rows, 4).tolist()
+        assert len({tuple(digest) for digest in found}) == (3 if dtype is torch.bool else 4)
+        signs = torch.randn(2, 8)
+        signs[1] = signs[0]
+        signs[1, 2:6] *= -1
+        one, other = chunks._digest_rows(signs, 2).tolist()
+        assert one != other
+
     def test_a_kernel_that_depends_on_the_position_fails_where_examples_move(self) -> None:
         """The last rows modulo 4 of 37 have another kernel: bits change with the position, not with other rows."""
         model, source = nn.Linear(64, 1), as_source((torch.zeros(4, 64),))
@@ -462,7 +520,8 @@ class TestRigorous:
 
     def test_positions_are_compared_only_where_examples_move(self, monkeypatch) -> None:
         asked: list[int] = []
-        monkeypatch.setattr(chunks, "list_shifts", lambda rows: asked.append(rows) or ())
+        compare = chunks._check_positions
+        monkeypatch.setattr(chunks, "_check_positions", lambda *given: asked.append(given[3]) or compare(*given))
         for adjacency in ("zero-out", "add-remove"):
             run = plan(500, 60, "rigorous", adjacency=adjacency).start(mlp(), losses, data(500), secret=1)
             run.check_arithmetic()
@@ -478,11 +537,9 @@ class TestRigorous:
 
         run = plan(500, 60, "rigorous").start(mlp(), strict, data(500), secret=1)
         run.step(run.batch(0))
-        rows, kept = (
-            run.state()["chunk_rows"],
-            sum(int(mask.sum()) for mask in separate_rows(run.state()["chunk_rows"])),
-        )
-        assert run.state()["checked"] == rows + (len(KINDS) - 1) * kept + rows * (rows - 1)
+        rows = run.state()["chunk_rows"]
+        shifts = _count_shifts(rows, padding=1)
+        assert run.state()["checked"] == rows + _count_kept(rows, len(KINDS) - 1) + rows * shifts
 
     def test_a_model_that_cannot_be_checked_is_refused_and_runs_in_fast_arithmetic(self) -> None:
         """Made-up inputs are none of those that it takes."""

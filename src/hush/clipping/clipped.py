@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import sqrt
 from typing import Any, Literal, Protocol
 
@@ -109,7 +110,7 @@ class ClippedSum:
     def __post_init__(self) -> None:
         _ = self.clipping  # its checks
 
-    @property
+    @cached_property
     def clipping(self) -> Clipping:
         return Clipping(self.clip, self.mode, self.per_layer)
 

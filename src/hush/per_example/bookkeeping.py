@@ -22,10 +22,10 @@ from torch.utils import _pytree as pytree
 import hush.per_example.embedding
 import hush.per_example.linear
 import hush.per_example.norm  # noqa: F401  (registers its rules)
-from hush._internal.tensors import Losses, Named, check_losses, trainable
+from hush._internal.tensors import Losses, Named, check_losses
 from hush.per_example.augmentation import Point, make_rewinder
 from hush.per_example.decompositions import replacing_forwards
-from hush.per_example.functional import compute_gradients, recording, refuse_unseen
+from hush.per_example.functional import ModelParts, compute_gradients, parts_of, recording, refuse_unseen
 from hush.per_example.linear import align_frozen
 from hush.per_example.model_rng import NotPerExample, drawing
 from hush.per_example.reads import start_again, watching_reads
@@ -113,7 +113,7 @@ def record_book_keeping(
     """One forward and one backward per point; torch.func computes the modules in ``alone``.
 
     ``known`` is what earlier recordings found out about their inputs. Raises Unhandled if a rule is missing."""
-    params = trainable(model)
+    params = parts_of(model).params
     terms: dict[str, list[Term]] = {name: [] for name in params}
     first: Tensor | None = None
     rewind = make_rewinder(next(iter(params.values())).device)
@@ -123,11 +123,17 @@ def record_book_keeping(
         values, entries = _record_point(model, losses, content, n, params, point, alone, {} if known is None else known)
         first = values if first is None else first
         for entry in entries:
-            terms[entry.name] += [gather_rows(term, n, count_rows(losses), entry.value) for term in entry.terms]
+            terms[entry.name] += _gather_terms(entry, n, count_rows(losses))
     assert first is not None
     return BookkeepingGradients(
-        first, {name: p.detach() for name, p in params.items()}, {name: merge_terms(t) for name, t in terms.items()}
+        first,
+        {name: p.detach() for name, p in params.items()},
+        {name: t if len(t) < 2 else merge_terms(t) for name, t in terms.items()},
     )
+
+
+def _gather_terms(entry: Entry, n: int, m: int) -> list[Term]:
+    return entry.terms if m == 1 else [gather_rows(term, n, m, entry.value) for term in entry.terms]
 
 
 def _record_point(
@@ -145,12 +151,10 @@ def _record_point(
     at = point.params or {}
     entries = [Entry(name, at.get(name, p).detach(), session) for name, p in params.items()]
     stand_ins = {id(p): TrackedParameter.of(entry) for p, entry in zip(params.values(), entries, strict=True)}
-    frozen = align_frozen(model)
-    with (
-        torch.enable_grad(),
-        recording(model, stand_ins),
-        replacing_forwards(frozen | map_over_examples(model, alone, session, known)),
-    ):
+    replaced = find_frozen(parts_of(model))
+    if alone:
+        replaced = replaced | map_over_examples(model, alone, session, known)
+    with torch.enable_grad(), recording(model, stand_ins), replacing_forwards(replaced):
         try:
             with drawing(), watching_reads():
                 values = losses(model, content if point.content is None else point.content)
@@ -159,6 +163,13 @@ def _record_point(
         check_losses(values, n)
         _backward(session, values, point.coefficient, params)  # in this scope: checkpointing reruns parts of the model
     return values.detach(), entries
+
+
+def find_frozen(parts: ModelParts) -> dict[nn.Module, Callable[..., Any]]:
+    """The forwards of frozen linear layers, found once."""
+    if "frozen" not in parts.memo:
+        parts.memo["frozen"] = align_frozen(parts.model)
+    return parts.memo["frozen"]  # type: ignore[no-any-return]
 
 
 def _backward(session: Session, values: Tensor, coefficient: float, params: Named) -> None:

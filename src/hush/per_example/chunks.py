@@ -38,7 +38,7 @@ from hush.randomness import Secret, generator, seeded, streams
 Mode = Literal["rigorous", "fast"]
 MODES = ("rigorous", "fast")
 BLOCK = 192  # rows that are summed in the gradients' own type, at most
-SIZES = (4, 8, 16, 32, 48, 64)  # numbers of rows that a chunk can have, unless the microbatch is smaller
+SIZES = (4, 8, *range(16, BLOCK + 1, 16))  # numbers of rows that a chunk can have, unless the microbatch is smaller
 FAN = 128  # blocks that are added one after the other in float64 before their sum goes to the next level
 PROCESSES = 1024  # processes that can share a run
 UNIT = 2.0**-24  # unit roundoff of float32: the largest relative error of one rounding
@@ -145,11 +145,15 @@ class Cut:
 
 
 # The cost model that chooses the number of rows of a chunk, in nanoseconds of one core. A chunk costs a call of every
-# layer and a pass over the weights, whatever it holds; a row costs its multiplications. On average the last chunk of a
-# batch of random size is half empty. The choice depends on public shapes alone, and changes the speed only.
-CALL = 150_000.0  # one parameter of a model: the calls of its layer, forward, backward, norm and sum
+# layer and a pass over the weights, whatever it holds; a row costs its multiplications and its pixels. The check before
+# the first step counts too, in a run of `STEPS` steps. The choice depends on public shapes alone, and changes the speed
+# only.
+CALL = 120_000.0  # one parameter of a model: the calls of its layer, forward, backward, norm and sum
 WEIGHT = 0.5  # one number of a parameter, read forward and backward
-PRODUCT = 0.004  # one multiplication of a row, by the estimate of its positions below, which is a large one
+PRODUCT = 0.075  # one multiplication of a row by a matrix
+CONVOLVED = 0.003  # one multiplication in a convolution, by the estimate of its positions below, which is a large one
+PIXEL = 250.0  # one pixel of a row in all layers between convolutions
+STEPS = 300  # for which the time of the check and of the steps together is the least
 
 
 def list_sizes(microbatch: int) -> tuple[int, ...]:
@@ -158,7 +162,7 @@ def list_sizes(microbatch: int) -> tuple[int, ...]:
 
 
 def choose_rows(shapes: Iterable[Sequence[int]], content: Any, batch: float, microbatch: int, *, random: bool) -> int:
-    """The number of rows of a chunk with the least expected cost of a step.
+    """The number of rows of a chunk with the least expected cost.
 
     ``shapes`` are those of the parameters, ``content`` is an empty batch, and ``batch`` its expected size, which varies
     if it is ``random``. The number of positions at which a row uses a weight is estimated from its shape: its pixels,
@@ -167,17 +171,24 @@ def choose_rows(shapes: Iterable[Sequence[int]], content: Any, batch: float, mic
     pixels = max((math.prod(row[1:]) for row in rows if len(row) > 1), default=1)
     steps = max((row[0] for row in rows if len(row) in (1, 2) and row), default=1)
     words = any(not t.is_floating_point() and t.dim() == 2 for t in tensors_of(content))
-    each = fixed = 0.0
+    each, fixed = PIXEL * pixels if any(len(shape) > 2 for shape in shapes) else 0.0, 0.0
     for shape in shapes:
-        positions = max(1, pixels // 4) if len(shape) > 2 else steps if words else 1
-        each += PRODUCT * math.prod(shape) * positions
+        product = CONVOLVED * max(1, pixels // 4) if len(shape) > 2 else PRODUCT * (steps if words else 1)
+        each += product * math.prod(shape)
         fixed += CALL + WEIGHT * math.prod(shape)
 
     def cost(size: int) -> float:
-        count = batch / size + 0.5 if random else -(-batch // size)
-        return max(1.0, count) * (fixed + size * each)
+        count = _expect_chunks(batch, size) if random else max(1, -(-batch // size))
+        return (STEPS * count + PASSES.get(size, 0)) * (fixed + size * each)
 
     return min(list_sizes(microbatch), key=cost)
+
+
+def _expect_chunks(batch: float, size: int) -> float:
+    """The expected number of chunks of a batch whose size is random with mean and variance ``batch``: that of a Poisson
+    batch, approximately normal. The j-th chunk is needed by batches of more than (j − 1)·size rows."""
+    most = math.ceil((batch + 8 * math.sqrt(batch)) / size)
+    return 1.0 + sum(math.erfc((j * size - batch) / math.sqrt(2 * batch)) / 2 for j in range(1, most + 1))
 
 
 def whole_chunk(rows: int, shift: int = 0) -> Chunk:
@@ -205,14 +216,16 @@ class RowsNotIndependent(UnsupportedModelError):
 KINDS = ("random", "zero", "large", "subnormal", "non-finite")
 """The kinds of rows that replace other rows."""
 
-COLUMNS = 1 << 20  # size of one temporary of a digest
 MOVED = 1024  # rows that are compared with themselves at another position, at least
+SHIFTS = 16  # shifts where no tensor has numbers after its last whole vector
+MORE_SHIFTS = 64  # shifts where one can have, at most
+VECTORS = 32  # numbers that a kernel computes together, at most: two vectors of 512 bits
 
 
 class RowDigests:
     """What was computed for every row of a chunk, in order: a label and 64 bits per row for each tensor.
 
-    A digest is the sum of a row's bits, as integers, times fixed random weights, modulo 2⁶⁴."""
+    A digest holds two sums of a row's 32-bit words, as they are and mixed, times fixed odd weights, modulo 2³²."""
 
     def __init__(self, rows: int) -> None:
         self.rows, self.found = rows, list[tuple[str, Tensor]]()
@@ -255,30 +268,32 @@ def _is_mapped(value: Tensor) -> bool:
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(value))
 
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_INTEGERS = {1: torch.uint8, 2: torch.int16}
 
 
 def _digest_rows(value: Tensor, rows: int) -> Tensor:
+    """Two sums of each row's 32-bit words times odd weights, modulo 2³². In the second, upper bits are mixed into lower
+    ones: the first cannot tell an even number of changed signs, which are 2³¹ each."""
     value = torch.view_as_real(value) if value.is_complex() else value
-    flat = value.reshape(rows, -1)
-    total = torch.zeros(rows, dtype=torch.int64)
-    if not flat.shape[1]:
-        return total
-    weights = _make_weights(flat.shape[1]).to(value.device)
-    step = max(1, COLUMNS // flat.shape[1])
-    for low in range(0, rows, step):
-        bits = flat[low : low + step].contiguous().view(_INTEGERS[value.element_size()])
-        total[low : low + step] = (bits * weights).sum(1).cpu()
-    return total
+    flat = value.reshape(rows, -1).contiguous()
+    size = flat.element_size()
+    words = flat.view(_INTEGERS[size]).to(torch.int32) if size < 4 else flat.view(torch.int32)
+    if not words.shape[1]:
+        return torch.zeros(rows, 2, dtype=torch.int32)
+    pairs = zip((words, words ^ (words >> 15)), _make_weights(words.shape[1]), strict=True)
+    if words.is_cpu:
+        return torch.stack([bits @ weights for bits, weights in pairs], 1)
+    return torch.stack([(bits * w.to(bits.device)).sum(1, dtype=torch.int32) for bits, w in pairs], 1).cpu()
 
 
-@lru_cache(maxsize=32)
-def _make_weights(count: int) -> Tensor:
-    """Odd 64-bit integers, the same at every call: splitmix64 of 1, 2, …"""
+@lru_cache(maxsize=64)
+def _make_weights(count: int) -> tuple[Tensor, Tensor]:
+    """Two lists of odd 32-bit integers, the same at every call: the halves of splitmix64 of 1, 2, …"""
     z = torch.arange(1, count + 1, dtype=torch.int64) * -7046029254386353131
     for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
         z = (z ^ ((z >> shift) & (2 ** (64 - shift) - 1))) * factor
-    return (z ^ ((z >> 31) & (2**33 - 1))) | 1
+    halves = (z ^ ((z >> 31) & (2**33 - 1))).view(torch.int32).view(count, 2) | 1
+    return halves[:, 0].contiguous(), halves[:, 1].contiguous()
 
 
 Compute = Callable[[Chunk, Any], RowDigests]
@@ -316,12 +331,23 @@ def choose_engine(compute: Compute, source: Source, rows: int, device: torch.dev
 
 
 def check_batch_invariance(
-    compute: Compute, source: Source, rows: int, device: torch.device, *, moving: bool, params: Named | None = None
+    compute: Compute,
+    source: Source,
+    rows: int,
+    device: torch.device,
+    *,
+    moving: bool,
+    params: Named | None = None,
+    padding: int = 0,
 ) -> tuple[int, str]:
     """Raise if another row changes a bit of an example in a chunk of this many rows, or, where examples are ``moving``,
-    its position does. ``params`` are the weights that `compute` uses; meanwhile they are varied, and then restored.
-    Returns the number of inputs compared, and a digest of what was computed."""
-    below = _try_made_up(compute, source, rows, device)
+    its position does. `compute` adds ``padding`` empty rows. ``params`` are the weights that it uses; meanwhile they are
+    varied, and then restored. Returns the number of inputs compared, and a digest of what was computed."""
+    below, remainder = (
+        _try_made_up(compute, source, rows, device),
+        has_remainder(rows + padding, torch.get_num_threads()),
+    )
+    shifts, contents = list_shifts(rows, remainder), list_contents(rows, remainder)
     everybody = torch.arange(rows)
     with varied(params or {}, 0):
         content = synthetic_batch(source, rows, 0, device, below=below)
@@ -331,17 +357,16 @@ def check_batch_invariance(
         other = synthetic_batch(source, rows, 2, device, below=below)
         compared = rows + sum(_check_kind(compute, first, content, other, rows, kind) for kind in KINDS)
         if moving:
-            compared += _check_positions(compute, first, content, rows)
-    for seed in list_contents(rows) if moving else ():
+            compared += _check_positions(compute, first, content, rows, shifts)
+    for seed in contents if moving else ():
         with varied(params or {}, seed):
             content = synthetic_batch(source, rows, seed, device, below=below)
-            compared += _check_positions(compute, compute(whole_chunk(rows), content), content, rows)
+            compared += _check_positions(compute, compute(whole_chunk(rows), content), content, rows, shifts)
     return compared, first.summarize()
 
 
-def _check_positions(compute: Compute, first: RowDigests, content: Any, rows: int) -> int:
+def _check_positions(compute: Compute, first: RowDigests, content: Any, rows: int, shifts: Sequence[int]) -> int:
     """The number of rows compared with themselves at another position."""
-    shifts = list_shifts(rows)
     for shift in shifts:
         chunk = whole_chunk(rows, shift)
         found = compute(chunk, to_each(lambda t, shift=shift: t.roll(shift, 0), content))
@@ -349,13 +374,20 @@ def _check_positions(compute: Compute, first: RowDigests, content: Any, rows: in
     return rows * len(shifts)
 
 
-def list_contents(rows: int) -> Sequence[int]:
+def list_contents(rows: int, remainder: bool) -> Sequence[int]:
     """Seeds of further contents at which positions are compared.
 
     The last numbers of a tensor can have another kernel than the others, and for many functions (sigmoid, SiLU, ELU,
-    softplus) two kernels agree on most inputs: 2 to 35 % of the results differ. So at least `MOVED` rows are compared
-    at another position, which a single content has only if a chunk is large."""
-    return range(3, 2 + -(-MOVED // rows**2)) if rows > 1 else ()
+    softplus) two kernels agree on most inputs: 2 to 35 % of the results differ. So where tensors can have such a
+    ``remainder`` (`has_remainder`), at least `MOVED` rows are compared at another position, which a single content has
+    only if a chunk is large."""
+    return range(3, 2 + -(-MOVED // rows**2)) if rows > 1 and remainder else ()
+
+
+def has_remainder(rows: int, threads: int) -> bool:
+    """Whether a tensor with this many rows, or the part that a thread computes, can have numbers that do not fill the
+    vectors of a kernel."""
+    return rows % (VECTORS * threads) > 0
 
 
 @contextmanager
@@ -376,9 +408,11 @@ def varied(params: Named, seed: int) -> Iterator[None]:
             p.data.copy_(before[name])
 
 
-def list_shifts(rows: int) -> Sequence[int]:
-    """The cyclic shifts that put every row at every position."""
-    return range(1, rows)
+def list_shifts(rows: int, remainder: bool) -> Sequence[int]:
+    """The cyclic shifts at which positions are compared, spread over all of them. The first is 1, so that all positions
+    are compared with one another, directly or over others."""
+    count = min(rows - 1, MORE_SHIFTS if remainder else SHIFTS)
+    return [1 + number * (rows - 1) // count for number in range(count)]
 
 
 def _try_made_up(compute: Compute, source: Source, rows: int, device: torch.device) -> int:
@@ -397,7 +431,7 @@ def _try_made_up(compute: Compute, source: Source, rows: int, device: torch.devi
 def _check_kind(compute: Compute, first: RowDigests, content: Any, other: Any, rows: int, kind: str) -> int:
     """The number of rows compared. A model that fails on rows of this kind never sums any, so it passes."""
     replaced, compared = to_each(lambda t: _make_kind(t, kind), other), 0
-    for kept in separate_rows(rows):
+    for kept in separate_rows(rows) if kind == "random" else halve_rows(rows):
         try:
             found = compute(whole_chunk(rows), _replace_rows(content, replaced, kept))
         except (HushError, Warning, MemoryError):
@@ -431,6 +465,22 @@ def separate_rows(rows: int) -> list[Tensor]:
     for row, chosen in zip(range(rows), itertools.combinations(range(passes), passes // 2), strict=False):
         stays[list(chosen), row] = True
     return [kept for kept in stays if bool(kept.any()) and not bool(kept.all())]
+
+
+def halve_rows(rows: int) -> list[Tensor]:
+    """Masks of every second row and of the others: each row stays once, among replaced ones."""
+    even = torch.arange(rows) % 2 == 0
+    return [even, ~even] if rows > 1 else []
+
+
+def _count_passes(rows: int) -> int:
+    """The number of times that a check computes a chunk of this many rows, on one thread."""
+    kinds = len(separate_rows(rows)) + (len(KINDS) - 1) * len(halve_rows(rows))
+    remainder = has_remainder(rows, 1)
+    return 3 + kinds + len(list_shifts(rows, remainder)) * (1 + len(list_contents(rows, remainder)))
+
+
+PASSES = {size: _count_passes(size) for size in SIZES}
 
 
 def _make_kind(t: Tensor, kind: str) -> Tensor:

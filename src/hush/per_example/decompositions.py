@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -16,17 +16,22 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 
-@contextmanager
-def substituting(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Replace torch's forwards of these modules by those of this file; a module's custom forward is kept."""
+def find_substitutes(modules: Iterable[nn.Module]) -> dict[nn.Module, Callable[..., Any]]:
+    """The forwards of this file that replace torch's of these modules; a module's custom forward is kept."""
     ours = {m: f for m in modules if (f := _SUBSTITUTES.get(type(m))) and "forward" not in m.__dict__}
-    with replacing_forwards({m: functools.partial(f, m) for m, f in ours.items()}):
-        yield
+    return {m: functools.partial(f, m) for m, f in ours.items()}
+
+
+def replacing_forwards(replacements: dict[nn.Module, Callable[..., Any]]) -> AbstractContextManager[None]:
+    """Replace forwards of modules, and restore them afterwards, including ones assigned to an instance."""
+    return _replacing(replacements) if replacements else _NOTHING
+
+
+_NOTHING = nullcontext()
 
 
 @contextmanager
-def replacing_forwards(replacements: dict[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """Replace forwards of modules, and restore them afterwards, including ones assigned to an instance."""
+def _replacing(replacements: dict[nn.Module, Callable[..., Any]]) -> Iterator[None]:
     before = {module: module.__dict__.get("forward") for module in replacements}
     try:
         for module, forward in replacements.items():

@@ -27,7 +27,7 @@ from hush.data_source import to_each
 from hush.errors import HushError, UnsupportedModelError
 from hush.per_example.augmentation import Point, make_rewinder
 from hush.per_example.bookkeeping import BookkeepingGradients, Known, record_book_keeping
-from hush.per_example.functional import is_compiled, record_functional, record_one_by_one
+from hush.per_example.functional import is_compiled, parts_of, record_functional, record_one_by_one
 from hush.per_example.isolation import (
     MIXED,
     Book,
@@ -94,9 +94,16 @@ _VERDICTS: WeakKeyDictionary[nn.Module, EngineChoices] = WeakKeyDictionary()
 
 
 def verdict_of(model: nn.Module, losses: Losses) -> EngineChoice:
-    """What is known about this model, in the current modes of its modules, with this loss."""
-    modes = tuple(module.training for module in model.modules())
-    return _VERDICTS.setdefault(model, EngineChoices()).of(losses, modes)
+    """What is known about this model, in the current modes of its modules, with this loss.
+
+    A run keeps the parts of its model and one loss object, whose choice is found once."""
+    parts = parts_of(model)
+    loss, choice = parts.memo.get("engine", (None, None))
+    if loss is losses and choice is not None:
+        return choice  # type: ignore[no-any-return]
+    known = _VERDICTS.setdefault(model, EngineChoices()).of(losses, parts.modes)
+    parts.memo["engine"] = losses, known
+    return known
 
 
 _BY_VALUE = (int, float, complex, str, bytes, bool, type(None))
@@ -192,8 +199,7 @@ def _keep_book(
     model: nn.Module, losses: Losses, verdict: EngineChoice, content: Any, n: int, points: Sequence[Point]
 ) -> PerExampleGradients:
     """Book-keeping; a module with parameters it cannot track is left to torch.func, then the module around it."""
-    rewind = make_rewinder(next(model.parameters()).device)
-    known, why = verdict.alone, ""
+    rewind, known, why = make_rewinder(next(iter(parts_of(model).params.values())).device), verdict.alone, ""
     while True:
         try:
             tape = record_book_keeping(model, losses, content, n, points, verdict.alone, verdict.known)

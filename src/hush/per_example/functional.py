@@ -11,7 +11,8 @@ import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from hush._internal.tensors import Losses, Named, check_losses, trainable
 from hush.data_source import tensors_of, to_each
 from hush.errors import UnsupportedModelError
 from hush.per_example.augmentation import Point, make_rewinder
-from hush.per_example.decompositions import substituting
+from hush.per_example.decompositions import find_substitutes, replacing_forwards
 from hush.per_example.model_rng import computing_again, drawing, drawing_only, is_by_place
 from hush.per_example.reads import differentiate
 from hush.per_example.result import MaterializedGradients
@@ -35,6 +36,7 @@ from hush.per_example.result import MaterializedGradients
 # torch.func's ``functional_call`` leaves wrong tensors in a module that is registered under two names, and cannot
 # report that a forward assigned a buffer; so the tensors are swapped here, for every engine.
 
+NOTHING = nullcontext()
 _DOUBLE = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
 
 
@@ -42,14 +44,14 @@ _DOUBLE = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
 def recording(model: nn.Module, others: Mapping[int, Any]) -> Iterator[None]:
     """The model as an engine runs it: ``others`` replace its parameters (by id), the forwards are those of
     :mod:`hush.per_example.decompositions`, and nothing is compiled."""
-    modules = list(model.modules())
-    with _without_compiling(), substituting(modules), _swapping(model, modules, others):
+    parts = parts_of(model)
+    with _without_compiling(), replacing_forwards(parts.substitutes), _swapping(parts, others):
         yield
 
 
 def _without_compiling() -> Any:
     """Disable torch.compile, which would trace through the replaced tensors; compiled parts run uncompiled."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else NOTHING
 
 
 def is_compiled(model: nn.Module) -> bool:
@@ -128,25 +130,137 @@ class _Contents:
                 del attributes[key]
 
 
+@dataclass(eq=False)
+class ModelParts:
+    """The modules of a model and its trained parameters, found once for the recordings of a run (`keeping_parts`)."""
+
+    model: nn.Module
+    modules: list[nn.Module]
+    params: Named
+    modes: tuple[bool, ...]  # which modules are training
+    substitutes: dict[nn.Module, Any]  # forwards that replace torch's
+    tables: list[tuple[dict[str, Any], dict[str, Any]]]  # every module's parameters, now and when they were found
+    flags: list[bool] = field(default_factory=list)
+    contents: list[_Contents] | None = None  # before a recording, unless the last one changed them
+    memo: dict[Any, Any] = field(default_factory=dict)  # what other modules compute from the above
+
+    @staticmethod
+    def of(model: nn.Module) -> ModelParts:
+        """Find them."""
+        modules = list_modules(model)
+        tables = [(m._parameters, dict(m._parameters)) for m in modules]
+        modes = tuple([m.training for m in modules])
+        found = ModelParts(model, modules, trainable(model), modes, find_substitutes(modules), tables)
+        found.flags = found._read_flags()
+        return found
+
+    def are_those_of(self, model: nn.Module) -> bool:
+        """Whether they are the parts of this model, with the same parameters, in the same modes."""
+        if self.model is not model:
+            return False
+        for module, mode, (now, before) in zip(self.modules, self.modes, self.tables, strict=True):
+            if module.training is not mode or len(now) != len(before):
+                return False
+            if not all(map(operator.is_, now.values(), before.values())):
+                return False
+        return True
+
+    def _read_flags(self) -> list[bool]:
+        """Which parameters are trained, and which modules have a forward of their own."""
+        own = ["forward" in module.__dict__ for module in self.modules]
+        return own + [p.requires_grad for table, _ in self.tables for p in table.values() if p is not None]
+
+    def renewed(self) -> ModelParts:
+        """These parts, or those of the model as it is between two steps, if anything is different."""
+        self.contents = None
+        same = self.are_those_of(self.model) and self.modules == list_modules(self.model)
+        return self if same and self.flags == self._read_flags() else ModelParts.of(self.model)
+
+    def read_contents(self) -> list[_Contents]:
+        """The contents of the modules before a recording; raises for modules of torch.jit."""
+        if self.contents is None:
+            for module in self.modules:
+                if not isinstance(module._parameters, dict):  # torch.jit has its own container
+                    raise UnsupportedModelError(explain_jit(_find_name(self.model, module)))
+            self.contents = [_Contents.of(module) for module in self.modules]
+        return self.contents
+
+
+_PARTS: ContextVar[ModelParts | None] = ContextVar("the parts of the model", default=None)
+
+
 @contextmanager
-def _swapping(model: nn.Module, modules: Iterable[nn.Module], others: Mapping[int, Any]) -> Iterator[None]:
+def keeping_parts(parts: ModelParts) -> Iterator[None]:
+    """Within it, recordings of their model use these parts; nothing else changes the model meanwhile."""
+    token = _PARTS.set(parts)
+    try:
+        yield
+    finally:
+        _PARTS.reset(token)
+
+
+def parts_of(model: nn.Module) -> ModelParts:
+    """The parts of a model: those that are kept, if they are its own."""
+    kept = _PARTS.get()
+    return kept if kept is not None and kept.are_those_of(model) else ModelParts.of(model)
+
+
+def list_modules(model: nn.Module) -> list[nn.Module]:
+    """Every module of a model once, in the order of ``model.modules()``, without a call for each."""
+    found: dict[nn.Module, None] = {}
+    waiting: list[nn.Module | None] = [model]
+    while waiting:
+        module = waiting.pop()
+        if module is not None and module not in found:
+            found[module] = None
+            waiting.extend(reversed(module._modules.values()))
+    return list(found)
+
+
+def _are_untouched(contents: Iterable[_Contents], others: Mapping[int, Any]) -> bool:
+    """Whether the modules have the contents from before, with the ``others`` in their places."""
+    for each in contents:
+        module, attributes = each.module, each.module.__dict__
+        if len(attributes) != len(each.attributes):
+            return False
+        if not all(map(operator.is_, attributes.values(), each.attributes.values())):
+            return False
+        for before, now in ((each.params, module._parameters), (each.buffers, module._buffers)):
+            if len(before) != len(now):
+                return False
+            for key, tensor in before.items():
+                if now.get(key) is not others.get(id(tensor), tensor):
+                    return False
+        for key, writes in each.writes.items():
+            if each.attributes[key]._version != writes:
+                return False
+    return True
+
+
+@contextmanager
+def _swapping(parts: ModelParts, others: Mapping[int, Any]) -> Iterator[None]:
     """Replace parameters and buffers by other tensors; raise for a forward that assigns any of them itself."""
-    for module in modules:
-        if not isinstance(module._parameters, dict):  # torch.jit has its own container
-            raise UnsupportedModelError(explain_jit(_find_name(model, module)))
-    contents = [_Contents.of(module) for module in modules]
+    model, contents = parts.model, parts.read_contents()
     assigned: list[str] = []
     remembered: list[str] = []
+    parts.contents = None  # unless nothing was changed
     try:
         for each in contents:
             each.replace(others)
         yield
-        for each in contents:
-            assigned += [_find_name(model, each.module, key) for key in each.find_assigned(others)]
-            remembered += [_find_name(model, each.module, key) for key in each.find_remembered()]
+        if _are_untouched(contents, others):
+            parts.contents = contents
+        else:
+            for each in contents:
+                assigned += [_find_name(model, each.module, key) for key in each.find_assigned(others)]
+                remembered += [_find_name(model, each.module, key) for key in each.find_remembered()]
     finally:
         for each in contents:
-            each.restore()
+            if parts.contents is None:
+                each.restore()
+            else:
+                each.module._parameters.update(each.params)
+                each.module._buffers.update(each.buffers)
     if assigned:
         raise UnsupportedModelError(
             f"'{assigned[0]}' of the {type(model).__name__} is assigned in a training forward, which would bypass the "
@@ -227,7 +341,7 @@ def computing_in_float64(model: nn.Module) -> Iterator[None]:
     """The model in float64: every parameter and buffer, including shared ones, and what its forward creates."""
     tensors = [*model.parameters(), *model.buffers()]
     others = {id(t): _make_parameter_like(t, widen(t)) for t in tensors}
-    with _FloatsAreDouble(), _swapping(model, list(model.modules()), others):
+    with _FloatsAreDouble(), _swapping(ModelParts.of(model), others):
         yield
 
 

@@ -54,14 +54,15 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gy: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        leave_linear(ctx.entries, x, gy)
-        return None, multiply_rows(gy, weight) if ctx.needs_input_grad[1] else None, None, None, None
+        with torch._C.DisableTorchFunction():
+            leave_linear(ctx.entries, x, gy)
+            return None, multiply_rows(gy, weight) if ctx.needs_input_grad[1] else None, None, None, None
 
 
 def leave_linear(entries: tuple[Entry | None, Entry | None], x: Tensor, gy: Tensor) -> None:
     """The terms of y = x Wᵀ + b, for any number of dimensions between the examples and the features."""
     weight, bias = entries
-    a, b = (t.detach().reshape(t.shape[0], -1, t.shape[-1]) for t in (x, gy))
+    a, b = [t.detach().reshape(t.shape[0], -1, t.shape[-1]) for t in (x, gy)]
     if weight is not None:
         weight.leave(OuterProduct(a, b).choose_form())
     if bias is not None:
@@ -110,11 +111,12 @@ class _Conv(torch.autograd.Function):
     def backward(ctx: Any, gy: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         w, b = ctx.entries
-        if w is not None:
-            w.leave(ctx.rule.term(x, gy, weight))
-        if b is not None:
-            b.leave(Materialized(gy.sum(tuple(range(2, gy.dim())))))
-        gx = ctx.rule.input_gradient(x, gy, weight) if ctx.needs_input_grad[1] else None
+        with torch._C.DisableTorchFunction():
+            if w is not None:
+                w.leave(ctx.rule.term(x, gy, weight))
+            if b is not None:
+                b.leave(Materialized(gy.sum(tuple(range(2, gy.dim())))))
+            gx = ctx.rule.input_gradient(x, gy, weight) if ctx.needs_input_grad[1] else None
         return None, gx, None, None, None, None
 
 

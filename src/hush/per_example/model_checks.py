@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,15 +26,34 @@ from torch.nn.modules import module as everywhere
 from hush._internal.tensors import WIDTH, Named, fold_words
 from hush.errors import UnsupportedModelError
 from hush.per_example.engine import ExamplesNotIndependent
-from hush.per_example.functional import explain_jit
+from hush.per_example.functional import explain_jit, list_modules
 
 _PRECISE = (torch.float32, torch.float64)
 _MIXING = (nn.modules.batchnorm._BatchNorm,)
+_SUSPECT = (*_MIXING, nn.modules.instancenorm._InstanceNorm, torch.jit.ScriptModule)
 LEAST_CHANNELS = 4  # smallest number of channels in a group of `to_group_norm`
 
 
 def check_model(model: nn.Module) -> None:
     """Raise for layers that mix examples, buffers that a training forward changes, and low-precision parameters."""
+    if _needs_explanation(list_modules(model)):
+        _refuse_model(model)
+
+
+def _needs_explanation(modules: list[nn.Module]) -> bool:
+    """Whether a model of these modules may be refused; every step asks this, so it makes no calls for a module."""
+    for module in modules:
+        if isinstance(module, _SUSPECT) or "weight_u" in module._buffers or "weight_u" in module.__dict__:
+            return True
+        if type(module).__name__ == "_SpectralNorm":
+            return True
+        for parameter in module._parameters.values():
+            if parameter is not None and parameter.dtype not in _PRECISE and parameter.requires_grad:
+                return True
+    return False
+
+
+def _refuse_model(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.is_complex():
             raise UnsupportedModelError(
@@ -141,6 +161,8 @@ class ModelStateGuard:
 
     def __init__(self, model: nn.Module, params: Named) -> None:
         self._model, self._params = model, params
+        self._every: list[Tensor | None] = []
+        self._others: Named = {}
         self._known = {name: (_count_writes(t), _digest(t)) for name, t in self._find_others().items()}
         self._left, self._since = _Bits.of(params), ""  # since when only the run may write the trained parameters
         self._why = ""
@@ -151,25 +173,28 @@ class ModelStateGuard:
 
     def _find_others(self) -> Named:
         """All tensors of the model that are not trained, under all their names."""
-        trained = {id(p) for p in self._params.values()}
-        model = self._model
-        every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-        return {name: t for name, t in every if id(t) not in trained}
+        model, modules = self._model, list_modules(self._model)
+        now = [t for m in modules for t in (*m._parameters.values(), *m._buffers.values())]
+        if not now or len(now) != len(self._every) or not all(map(operator.is_, now, self._every)):
+            trained = {id(p) for p in self._params.values()}
+            every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+            self._every, self._others = now, {name: t for name, t in every if id(t) not in trained}
+        return self._others
 
     @contextmanager
     def during_forward(self, *, complete: bool) -> Iterator[None]:
         """Raise if a forward writes into the model; everything after it, including a release, raises too."""
         if not self._since:
             self.note_written()
-        before = {name: _count_writes(p) for name, p in self._params.items()}
+        before = [(p.data_ptr(), p._version) for p in self._params.values()]
         try:
             yield
         except ExamplesNotIndependent as stop:
             self._why = str(stop)
             raise
         finally:
-            for name, p in self._params.items():
-                if _count_writes(p) != before[name]:
+            for (name, p), known in zip(self._params.items(), before, strict=True):
+                if (p.data_ptr(), p._version) != known:
                     self._why = self._why or _explain_change(f"parameter '{name}'")
         self.check(complete=complete)
 
@@ -229,8 +254,9 @@ class _Bits:
 
     @staticmethod
     def of(params: Named) -> _Bits:
-        kept = [_view_octets(p if p.numel() < SMALL else fold_words(p)) for p in params.values()]
-        return _Bits(torch.cat(kept), list(map(len, kept)))
+        kept = [p.detach() if p.numel() < SMALL else fold_words(p) for p in params.values()]
+        octets = [t.contiguous().reshape(-1).view(torch.uint8) for t in kept]
+        return _Bits(torch.cat(octets), [t.numel() for t in octets])
 
     def find_changed(self, params: Named) -> list[str]:
         """The parameters that differ from the snapshot."""
@@ -239,10 +265,6 @@ class _Bits:
             return []
         parts = zip(params, *(torch.split(bits.octets, bits.sizes) for bits in (self, now)), strict=True)
         return [name for name, before, after in parts if not torch.equal(before, after)]
-
-
-def _view_octets(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _digest(tensor: Tensor) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -41,6 +41,7 @@ def gamma(roundings: int, dtype: torch.dtype) -> float:
     return share / (1 - share)
 
 
+@functools.cache
 def underflow(dtype: torch.dtype) -> float:
     """The largest number that can become zero if products and sums of this type are flushed."""
     return torch.finfo(dtype).tiny
@@ -78,6 +79,7 @@ def bound_columns(sides: Tensor, more: float = 0.0) -> Tensor:
     return found.mul_(1.0 + _allowance(size, sides.dtype)).add_(2 * size * underflow(sides.dtype) + more)
 
 
+@functools.cache
 def _allowance(size: int, dtype: torch.dtype) -> float:
     return gamma(min(size, BLOCK) + SPARE, dtype) + gamma(size // BLOCK + SPARE, torch.float64)
 
@@ -166,9 +168,22 @@ def _of_cuda() -> list[Switch]:
     return found
 
 
-@contextmanager
-def exact_products() -> Iterator[None]:
+_NOTHING = nullcontext()
+
+
+def exact_products() -> AbstractContextManager[None]:
     """Within it, every product and sum is computed in the type of its tensors."""
+    for device in _AUTOCAST:
+        if torch.is_autocast_enabled(device):
+            return _switching_off()
+    for owner, name, exact in list_switches():
+        if getattr(owner, name) not in exact:
+            return _switching_off()
+    return _NOTHING
+
+
+@contextmanager
+def _switching_off() -> Iterator[None]:
     with ExitStack() as stack:
         for device in _AUTOCAST:
             if torch.is_autocast_enabled(device):

@@ -6,13 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from hush.errors import UnsupportedModelError
 
-State = NDArray[np.uint8]
+State = bytes
 
 
 @dataclass(eq=False)
@@ -59,10 +57,10 @@ class Counter:
         """Raise if torch's generators were drawn from."""
         seed = torch.default_generator.initial_seed()
         state = _read_state(torch.default_generator)
-        same = np.array_equal(state, self.clean[seed] if seed in self.clean else self.set_number(seed))
+        same = state == (self.clean[seed] if seed in self.clean else self.set_number(seed))
         if self.device.type == "cuda":
             now = _read_state(torch.cuda.default_generators[self.device.index or 0])
-            same = same and np.array_equal(now, self.before[0])
+            same = same and now == self.before[0]
         if not same:
             raise UnsupportedModelError(
                 "the model drew from torch's own generator where hush could not intercept the draw, so the numbers are "
@@ -88,7 +86,7 @@ class Counter:
 
 
 def _read_state(generator: torch.Generator) -> State:
-    """The state in numpy: comparing tensors would count as a value that the model reads, and inside torch.func a
+    """The state as bytes: comparing tensors would count as a value that the model reads, and inside torch.func a
     tensor made here would be wrapped."""
-    with torch._C._DisableFuncTorch():
-        return np.asarray(generator.get_state())
+    with torch._C._DisableFuncTorch(), torch._C.DisableTorchFunction():
+        return generator.get_state().numpy().tobytes()
