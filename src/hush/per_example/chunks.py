@@ -341,12 +341,12 @@ def check_batch_invariance(
     padding: int = 0,
 ) -> tuple[int, str]:
     """Raise if another row changes a bit of an example in a chunk of this many rows, or, where examples are ``moving``,
-    its position does. `compute` adds ``padding`` empty rows. ``params`` are the weights that it uses; meanwhile they are
-    varied, and then restored. Returns the number of inputs compared, and a digest of what was computed."""
-    below, remainder = (
-        _try_made_up(compute, source, rows, device),
-        has_remainder(rows + padding, torch.get_num_threads()),
-    )
+    its position does.
+
+    `compute` adds ``padding`` empty rows. ``params`` are the weights that it uses; meanwhile they are varied, and then
+    restored. Returns the number of inputs compared, and a digest of what was computed."""
+    below = _try_made_up(compute, source, rows, device)
+    remainder = has_remainder(rows + padding, torch.get_num_threads())
     shifts, contents = list_shifts(rows, remainder), list_contents(rows, remainder)
     everybody = torch.arange(rows)
     with varied(params or {}, 0):
