@@ -85,6 +85,7 @@ class Aggregator:
         self._reads = ReadChecks()
         self._restored: bool | None = None  # whether every step before a resume computed each example separately
         self._parts: Parts | None = None  # the public shapes, and the values that are not tensors
+        self._shapes: list[Any] = []  # of the last tuple of tensors that has them
         self._buffers: list[list[Tensor]] = []  # the rows of each chunk of a block
 
     def restore(self, microbatch: int, rows: int, checked: int, *, begun: bool, isolated: bool | None = None) -> None:
@@ -282,7 +283,7 @@ class Aggregator:
                 rows = units.take(indices[chunk.chosen])
                 self._check_parts(rows, len(chunk.chosen))
                 content = self._fill(chunk, rows, at)
-                _add_into(found, self._sum_chunk(secret, step, chunk, losses, content, public, sums), sums)
+                _join_chunk(found, self._sum_chunk(secret, step, chunk, losses, content, public, sums), sums)
                 number += 1
             if not sums.complete:
                 raise NotProvenError(
@@ -328,10 +329,18 @@ class Aggregator:
 
         Rows padded to their batch would reveal who is in it. Values that are not tensors must equal those of an empty
         batch."""
-        if self._plan.adds_noise:
-            if self._parts is None:
-                self._parts = list_parts(take_nothing(self._source))
-            refuse_other_parts(self._parts, rows, count)
+        if not self._plan.adds_noise:
+            return
+        shapes: list[Any] = []
+        if type(rows) is tuple:  # all there is to compare in a tuple of tensors
+            plain = [None if type(t) is not Tensor or t.is_nested else t for t in rows]
+            shapes = [t if t is None else (t.dtype, t.shape[1:], t.layout, t.shape[:1] == (count,)) for t in plain]
+        if shapes and None not in shapes and shapes == self._shapes:
+            return
+        if self._parts is None:
+            self._parts = list_parts(take_nothing(self._source))
+        refuse_other_parts(self._parts, rows, count)
+        self._shapes = shapes
 
     def _sum_chunk(
         self,
@@ -401,17 +410,25 @@ class _Total:
         return total
 
 
-def _add_into(total: Sums, sums: Sums, block: BlockSums | None = None) -> None:
-    """Add sums in float64; those that the block computes with its last chunk are left out."""
+def _add_into(total: Sums, sums: Sums) -> None:
+    """Add sums in float64."""
     for channel, named in sums.items():
         own = total.setdefault(channel, {})
         for name, value in named.items():
-            if block is not None and block.is_later(name, value):
-                continue
             if name in own:
                 own[name].add_(value.detach())
             else:
-                own[name] = value.detach().to(torch.float64, copy=block is not None)
+                own[name] = value.detach().to(torch.float64, copy=True)
+
+
+def _join_chunk(found: Sums, sums: Sums, block: BlockSums) -> None:
+    """Add the sums of a chunk to those of its block, without the ones that the block computes with its last chunk."""
+    for channel, named in sums.items():
+        own = found.setdefault(channel, {})
+        for name, value in named.items():
+            if block.zeros and block.zeros.get(name) is value:
+                continue
+            own[name] = own[name].double() + value.detach() if name in own else value
 
 
 def _is_any(ranks: ProcessGroup, flag: bool) -> bool:

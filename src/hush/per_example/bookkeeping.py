@@ -156,7 +156,7 @@ def _record_point(
         replaced = replaced | map_over_examples(model, alone, session, known)
     with torch.enable_grad(), recording(model, stand_ins), replacing_forwards(replaced):
         try:
-            with drawing(), watching_reads():
+            with watching_reads(drawing()):
                 values = losses(model, content if point.content is None else point.content)
         except NotPerExample as stop:
             raise NoLayerRule([], str(stop)) from stop

@@ -153,7 +153,8 @@ WEIGHT = 0.5  # one number of a parameter, read forward and backward
 PRODUCT = 0.075  # one multiplication of a row by a matrix
 CONVOLVED = 0.003  # one multiplication in a convolution, by the estimate of its positions below, which is a large one
 PIXEL = 250.0  # one pixel of a row in all layers between convolutions
-STEPS = 300  # for which the time of the check and of the steps together is the least
+STEPS = 500  # for which the time of the check and of the steps together is the least
+CHECK = 1e9  # longer checks are avoided where there are shorter ones
 
 
 def list_sizes(microbatch: int) -> tuple[int, ...]:
@@ -177,9 +178,10 @@ def choose_rows(shapes: Iterable[Sequence[int]], content: Any, batch: float, mic
         each += product * math.prod(shape)
         fixed += CALL + WEIGHT * math.prod(shape)
 
-    def cost(size: int) -> float:
+    def cost(size: int) -> tuple[bool, float]:
+        chunk, passes = fixed + size * each, PASSES.get(size, 0)
         count = _expect_chunks(batch, size) if random else max(1, -(-batch // size))
-        return (STEPS * count + PASSES.get(size, 0)) * (fixed + size * each)
+        return passes * chunk > CHECK, (STEPS * count + passes) * chunk
 
     return min(list_sizes(microbatch), key=cost)
 
@@ -216,6 +218,7 @@ class RowsNotIndependent(UnsupportedModelError):
 KINDS = ("random", "zero", "large", "subnormal", "non-finite")
 """The kinds of rows that replace other rows."""
 
+WORDS = 1 << 16  # size of one temporary of a digest, which stays in the cache
 MOVED = 1024  # rows that are compared with themselves at another position, at least
 SHIFTS = 16  # shifts where no tensor has numbers after its last whole vector
 MORE_SHIFTS = 64  # shifts where one can have, at most
@@ -280,10 +283,15 @@ def _digest_rows(value: Tensor, rows: int) -> Tensor:
     words = flat.view(_INTEGERS[size]).to(torch.int32) if size < 4 else flat.view(torch.int32)
     if not words.shape[1]:
         return torch.zeros(rows, 2, dtype=torch.int32)
-    pairs = zip((words, words ^ (words >> 15)), _make_weights(words.shape[1]), strict=True)
-    if words.is_cpu:
-        return torch.stack([bits @ weights for bits, weights in pairs], 1)
-    return torch.stack([(bits * w.to(bits.device)).sum(1, dtype=torch.int32) for bits, w in pairs], 1).cpu()
+    multiply = torch.mv if words.is_cpu else _multiply_by_sums  # CUDA has no product of integers
+    one, two = (weights.to(words.device) for weights in _make_weights(words.shape[1]))
+    parts = torch.split(words, max(1, WORDS // words.shape[1]))
+    mixed = [multiply((part >> 15).bitwise_xor_(part), two) for part in parts]
+    return torch.stack([multiply(words, one), torch.cat(mixed)], 1).cpu()
+
+
+def _multiply_by_sums(words: Tensor, weights: Tensor) -> Tensor:
+    return (words * weights).sum(1, dtype=torch.int32)
 
 
 @lru_cache(maxsize=64)

@@ -80,16 +80,6 @@ class _Contents:
         writes = {key: value._version for key, value in attributes.items() if isinstance(value, Tensor)}
         return _Contents(module, dict(module._parameters), dict(module._buffers), attributes, writes)
 
-    def replace(self, others: Mapping[int, Any]) -> None:
-        """Replace tensors by id."""
-        for place in (self.module._parameters, self.module._buffers):
-            for key, tensor in place.items():
-                if id(tensor) in others:
-                    place[key] = others[id(tensor)]
-        if isinstance(self.module, nn.RNNBase):  # keeps a second list of its parameters, which torch's kernels read
-            weights = self.module._flat_weights
-            self.module.__dict__["_flat_weights"] = [others.get(id(w), w) for w in weights]
-
     def find_assigned(self, others: Mapping[int, Any]) -> list[str]:
         """Names whose tensor is neither the original nor its replacement."""
         found: list[str] = []
@@ -174,7 +164,8 @@ class ModelParts:
 
     def renewed(self) -> ModelParts:
         """These parts, or those of the model as it is between two steps, if anything is different."""
-        self.contents = None
+        if self.contents is not None and not _are_untouched(self.contents, {}):
+            self.contents = None
         same = self.are_those_of(self.model) and self.modules == list_modules(self.model)
         return self if same and self.flags == self._read_flags() else ModelParts.of(self.model)
 
@@ -219,6 +210,19 @@ def list_modules(model: nn.Module) -> list[nn.Module]:
     return list(found)
 
 
+def _replace_tensors(contents: Iterable[_Contents], others: Mapping[int, Any]) -> None:
+    """Replace tensors by id."""
+    for each in contents:
+        module = each.module
+        for place in (module._parameters, module._buffers):
+            for key, tensor in place.items():
+                if id(tensor) in others:
+                    place[key] = others[id(tensor)]
+        if isinstance(module, nn.RNNBase):  # keeps a second list of its parameters, which torch's kernels read
+            weights = module._flat_weights
+            module.__dict__["_flat_weights"] = [others.get(id(w), w) for w in weights]
+
+
 def _are_untouched(contents: Iterable[_Contents], others: Mapping[int, Any]) -> bool:
     """Whether the modules have the contents from before, with the ``others`` in their places."""
     for each in contents:
@@ -247,8 +251,7 @@ def _swapping(parts: ModelParts, others: Mapping[int, Any]) -> Iterator[None]:
     remembered: list[str] = []
     parts.contents = None  # unless nothing was changed
     try:
-        for each in contents:
-            each.replace(others)
+        _replace_tensors(contents, others)
         yield
         if _are_untouched(contents, others):
             parts.contents = contents

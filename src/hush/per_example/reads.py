@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -112,18 +112,24 @@ def start_again() -> None:
             checks.batched = True
 
 
-def watching_reads() -> AbstractContextManager[Any]:
-    """Log the reads of user code, if there is a log."""
+_NOTHING = nullcontext()
+
+
+def watching_reads(draws: AbstractContextManager[Any] | None = None) -> AbstractContextManager[Any]:
+    """Log the reads of user code, if there is a log; ``draws`` is the context of its random draws."""
     log = _LOG.get()
-    return nullcontext() if log is None else _watch(log)
+    if log is None:
+        return draws or _NOTHING
+    return _watch(log, draws if isinstance(draws, TorchFunctionMode) else None)
+
+
+def _watch(log: ReadLog, draws: TorchFunctionMode | None = None) -> AbstractContextManager[Any]:
+    return _watch_all(log, draws) if log.thorough else _Functions(log, draws)
 
 
 @contextmanager
-def _watch(log: ReadLog) -> Iterator[None]:
-    with ExitStack() as stack:
-        if log.thorough:
-            stack.enter_context(_Operations(log))
-        stack.enter_context(_Functions(log))
+def _watch_all(log: ReadLog, draws: TorchFunctionMode | None) -> Iterator[None]:
+    with _Operations(log), _Functions(log, draws):
         yield
 
 
@@ -136,7 +142,7 @@ def differentiate(
     takes a second."""
     log = _LOG.get() if watched else None
     run: Any = torch.autograd.graph._engine_run_backward
-    with nullcontext() if log is None else _watch(log):
+    with _NOTHING if log is None else _watch(log):
         found: tuple[Tensor | None, ...] = run(
             (values,), (start,), False, False, tuple(inputs), True, accumulate_grad=False
         )
@@ -251,13 +257,21 @@ COMPARED = frozenset(
 class _Functions(TorchFunctionMode):
     """Logs reads in calls of torch from Python."""
 
-    def __init__(self, log: ReadLog) -> None:
+    def __init__(self, log: ReadLog, draws: TorchFunctionMode | None = None) -> None:
         super().__init__()
         self.log = log
+        self._draws = draws  # another mode, which is not entered: each mode costs several calls per call of torch
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        if kind is None and self._draws is not None:
+            self._draws.check()  # type: ignore[attr-defined]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
             if func not in READS:
+                if self._draws is not None:
+                    return self._draws.__torch_function__(func, types, args, kwargs)
                 return func(*args, **kwargs) if kwargs else func(*args)
             return self._read(func, args, kwargs or {})
         except Exception as error:  # a model that catches it knows that a value of some example is not allowed

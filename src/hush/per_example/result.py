@@ -199,8 +199,7 @@ def add_rows(total: Tensor, rows: Tensor, weights: Weights) -> Tensor:
 class BlockSums:
     """The sums of a block of chunks: each is computed when the last chunk was recorded.
 
-    Until then `add` returns zeros, which :meth:`is_later` recognizes: a query that adds up its chunks gets the whole
-    sum with the last one."""
+    Until then `add` returns ``zeros``: a query that adds up its chunks gets the whole sum with the last one."""
 
     chunks: int
     waiting: list[list[tuple[PerExampleGradients, Tensor | Named]]] = field(default_factory=list)
@@ -218,10 +217,6 @@ class BlockSums:
             return dict(self.zeros)
         self.waiting[number] = []
         return tape.sum_block(weights, before)
-
-    def is_later(self, name: str, value: Tensor) -> bool:
-        """Whether a value is the zeros that stand for a sum of the block."""
-        return self.zeros.get(name) is value
 
     @property
     def complete(self) -> bool:

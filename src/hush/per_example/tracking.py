@@ -130,9 +130,8 @@ def refuse(why: str, *values: Any) -> NoLayerRule:
 
 def open_session(x: Any, *parameters: Any, least: int = 2) -> Session:
     """The session of these parameters, after checking that x holds the examples in its first dimension."""
-    entries = [e for e in map(entry_of, parameters) if e is not None]
-    session = entries[0].session
-    if not isinstance(x, Tensor) or entry_of(x) is not None or x.dim() < least or x.shape[0] != session.n:
+    session: Session = next(p.entry.session for p in parameters if isinstance(p, TrackedParameter))
+    if not isinstance(x, Tensor) or isinstance(x, TrackedParameter) or x.dim() < least or x.shape[0] != session.n:
         raise refuse("the examples are not in the first dimension of the layer's input", *parameters)
     return session
 
@@ -142,8 +141,10 @@ def apply_layer(function: Any, x: Any, parameters: tuple[Any, ...], *settings: A
 
     ``function``, an autograd.Function, gets the session's anchor, x, the parameters' tensors, the settings, and the
     parameters' entries, to which its backward adds their terms."""
-    session, entries = open_session(x, *parameters, least=least), tuple(map(entry_of, parameters))
-    out: Tensor = function.apply(session.anchor, x, *map(unwrap, parameters), *settings, entries)
+    entries = tuple([p.entry if isinstance(p, TrackedParameter) else None for p in parameters])
+    values = [unwrap(p) if entry is None else entry.value for p, entry in zip(parameters, entries, strict=True)]
+    session = open_session(x, *parameters, least=least)
+    out: Tensor = function.apply(session.anchor, x, *values, *settings, entries)
     return out
 
 

@@ -111,7 +111,11 @@ class Functions(TorchFunctionMode):
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         if kind is None:
-            self.drawer.check()
+            self.check()
+
+    def check(self) -> None:
+        """Raise if something was drawn from torch's own generators."""
+        self.drawer.check()
 
     @cached_property
     def operations(self) -> Operations:
