@@ -43,7 +43,7 @@ from torch import nn
 
 from hush._internal import validate
 from hush._internal.identity import NoIdentity
-from hush._internal.progress import ProgressBar
+from hush._internal.progress import CHECKING, ProgressBar
 from hush._internal.tensors import Losses, trainable
 from hush.accounting.guarantee import Guarantee
 from hush.checkpointing import Checkpoints, share_state
@@ -223,6 +223,9 @@ def _take_all(run: Run, per_epoch: int, on_epoch: Callable[[int, Run], None] | N
     console = Console(stderr=True)
     hidden = not console.is_terminal or bool(run.ranks.rank)
     with ProgressBar(console=console, transient=True, auto_refresh=False, disable=hidden) as bar:
+        if run.next < run.plan.steps:
+            with bar.showing(CHECKING):
+                run.check_arithmetic()
         shown = bar.add_task(f"training with {run.plan.method}", total=run.plan.steps, completed=run.next)
         for _ in run:
             bar.advance(shown)

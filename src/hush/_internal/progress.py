@@ -7,9 +7,12 @@ its first line.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rich.progress import Progress, TaskID
 
+CHECKING = "checking the model"  # before the first step
 REFRESH = 0.1  # seconds between two states of a bar
 
 
@@ -23,3 +26,13 @@ class ProgressBar(Progress):
         if time.monotonic() - self._shown > REFRESH:
             self._shown = time.monotonic()
             self.refresh()
+
+    @contextmanager
+    def showing(self, text: str) -> Iterator[None]:
+        """Within it, a line of its own says what is being done."""
+        line = self.add_task(text, total=None)
+        self.refresh()
+        try:
+            yield
+        finally:
+            self.remove_task(line)

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.padding import Padding
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -79,7 +79,7 @@ def show_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]
     _output.print(table)
 
 
-def show_progress(quiet: bool = False) -> Progress:
+def show_progress(quiet: bool = False) -> ProgressBar:
     """A progress bar on stderr; nothing if stderr is not a terminal."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return ProgressBar(

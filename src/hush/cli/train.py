@@ -20,6 +20,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from hush._internal import validate
+from hush._internal.progress import CHECKING
 from hush._internal.storage import PRIVATE, write_atomic
 from hush._internal.text import as_json_data, dump_json, make_printable
 from hush.accounting.accountant import Adjacency
@@ -242,6 +243,9 @@ def take_all(
         )
         try:
             over = watch is not None and watch.after is not None
+            if not over and run.next < run.plan.steps:
+                with bar.showing(CHECKING):
+                    run.check_arithmetic()
             steps = () if over else take_steps(run, checkpoints=directory.checkpoints, every=every)
             for record in steps:
                 bar.advance(shown)
