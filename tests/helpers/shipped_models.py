@@ -275,7 +275,7 @@ class Stage:
 
         def noted(model: nn.Module, content: Any) -> Tensor:
             found = predict(model, content[0])
-            self.predicted.append((_unwrap(content[1]), _unwrap(found)))
+            self.predicted.append((_unwrap(content[1]).clone(), _unwrap(found)))  # chunks share memory
             return loss(found, content[1])
 
         return noted
