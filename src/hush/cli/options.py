@@ -36,6 +36,7 @@ from hush.methods.config import METHOD as METHOD_SHELL
 from hush.per_example.augmentation import Augmented
 from hush.privacy_unit import ROWS_PER_UNIT
 from hush.release.folder import PRIVATE_PART
+from hush.statistics.releases import CLASS_SHARE
 from hush.tabular.defaults import LOGISTIC, choose_numbers
 from hush.tabular.problem import EARLIER, TASKS, TEST, from_files
 from hush.training import EVERY
@@ -320,7 +321,6 @@ PUBLIC_ROWS = "the rows that were tested on are public"
 
 
 WEIGHT_SHARE = 0.05
-CLASS_SHARE = 0.2  # of ε on its own; composed with training it takes about the square of that of the noise budget
 
 
 @dataclass(frozen=True, kw_only=True)
