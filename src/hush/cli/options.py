@@ -26,7 +26,7 @@ from hush.cli.console import delayed_status, say, show_table
 from hush.data_source import as_source
 from hush.datasets import catalogue
 from hush.datasets.images import View, mirrored, shifted
-from hush.datasets.problem import Problem
+from hush.datasets.problem import CLASS_SHARE, Problem
 from hush.distributed.group import find_own_device
 from hush.errors import InvalidInputError, nearest
 from hush.methods import Candidate, ClippingOptions, PlanConfig, SGDOptions, find, options, recommend
@@ -36,7 +36,6 @@ from hush.methods.config import METHOD as METHOD_SHELL
 from hush.per_example.augmentation import Augmented
 from hush.privacy_unit import ROWS_PER_UNIT
 from hush.release.folder import PRIVATE_PART
-from hush.statistics.releases import CLASS_SHARE
 from hush.tabular.defaults import LOGISTIC, choose_numbers
 from hush.tabular.problem import EARLIER, TASKS, TEST, from_files
 from hush.training import EVERY

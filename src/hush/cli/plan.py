@@ -129,7 +129,7 @@ def _read(given: Planning) -> tuple[Problem | None, PlanConfig, int | None]:
 
 def _check_without_data(given: Planning) -> None:
     """Raise for options that have no effect without data."""
-    if read_shares(given).asked:
+    if read_shares(given):
         raise InvalidInputError("releases before training can only be planned with the data: give them with --data")
     t.check_described(given)
     others = (given.private_metrics, given.class_weights, given.rows_per_unit, given.public_test or None)
@@ -158,7 +158,7 @@ def _charge_others(row: PlanRow, task: Problem | None, given: Planning) -> PlanR
     """The row with all requested releases composed within its ε, as `hush train` charges them."""
     if task is None:
         return row
-    plan, _ = compose_plan(row.plan, task, row.epsilon, read_shares(given), given.private_metrics)
+    plan, _ = compose_plan(row.plan, task, row.epsilon, metrics=given.private_metrics, **read_shares(given))
     return replace(row, plan=plan)
 
 

@@ -80,8 +80,6 @@ from hush.randomness import seeded
 from hush.release.folder import RELEASE, was_begun
 from hush.run import Run
 from hush.run_directory import DAMAGED, FINISHED, OPTIONS, RunDirectory
-from hush.statistics.metrics import NO_USE
-from hush.statistics.releases import Shares, compose_plan
 from hush.training import Execution, ProblemRun, open_first, take_steps
 
 if TYPE_CHECKING:
@@ -246,6 +244,8 @@ DIVERGED = "the model's outputs are not finite: training has diverged"
 def list_lines(result: dict[str, Any], took: str) -> list[str]:
     """The metrics as lines of text; the first has the most important one and the time."""
     if "test_mae" in result:
+        from hush.statistics.metrics import NO_USE
+
         if result["test_mae"] is None:
             return [f"{DIVERGED}  {took}"]
         r2 = "R² does not exist" if result["test_r2"] is None else f"R² {result['test_r2']:.3f}"
@@ -284,9 +284,11 @@ def _list_noisy(result: dict[str, Any]) -> list[str]:
     return [f"{message}; {released['weighed']}" if "weighed" in released else message]
 
 
-def read_shares(given: TaskOptions) -> Shares:
-    """The shares of ε for releases before training."""
-    return Shares(given.private_ranges, read_weight_share(given.class_weights), given.private_classes)
+def read_shares(given: TaskOptions) -> dict[str, float]:
+    """The shares of ε for releases before training that were asked for, as `compose_plan` takes them."""
+    weights = read_weight_share(given.class_weights)
+    shares = {"range_share": given.private_ranges, "weight_share": weights, "class_share": given.private_classes}
+    return {name: share for name, share in shares.items() if share is not None}
 
 
 def say_releases(released: Mapping[str, Mapping[str, Any]]) -> None:
@@ -522,9 +524,13 @@ def _plan(
         )
     with delayed_status(f"computing the noise of {given.method}"), directory.keep_matrices():
         shares = read_shares(given)
-        others = given.private_metrics is not None or shares.asked or task.pending_classes is not None
+        others = given.private_metrics is not None or bool(shares) or task.pending_classes is not None
         plan = make_plan(given.method, setting, calibrate=not others, **chosen)
-        return *compose_plan(plan, task, setting.epsilon, shares, given.private_metrics), candidates
+        if not others:
+            return plan, (), candidates
+        from hush.statistics.releases import compose_plan
+
+        return *compose_plan(plan, task, setting.epsilon, metrics=given.private_metrics, **shares), candidates
 
 
 def _fit_budget(

@@ -160,7 +160,7 @@ def _check_options(given: Tuning) -> None:
             "the data for scoring trials are missing: give --public-test (the test rows, or those of --test-data, are "
             "public) or --private-metrics EPS (noisy counts, which are part of every trial)"
         )
-    if read_shares(given).asked:
+    if read_shares(given):
         raise NotProvenError(
             "ranges and class weights that are released before training would be released again in every trial: give "
             "ranges in a --schema and weights as numbers"

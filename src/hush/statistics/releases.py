@@ -14,14 +14,14 @@ event costs, which is less than the sum: σ is calibrated for that.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from numpy.typing import ArrayLike
 from torch import nn
 
 from hush.data_release import DataRelease, Values
-from hush.datasets.problem import Problem
+from hush.datasets.problem import CLASS_SHARE, Problem
 from hush.errors import InvalidInputError, NotProvenError
 from hush.plan import Plan
 from hush.run import Run
@@ -32,47 +32,36 @@ from hush.tabular.schema import Schema, pending_columns, with_limits
 
 OF_DELTA = 0.1  # at which the ε of a release is meant
 ALONE = 0.1  # of δ: the probability with which a label of a single unit may become a class
-CLASS_SHARE = 0.2  # of ε on its own; composed with training it takes about the square of that of the noise budget
 
 KNOWN = "name them in a schema (classes = […]), or say that they are public (--public classes)"
 
 
-@dataclass(frozen=True)
-class Shares:
-    """The share of ε of every release before training that was asked for."""
-
-    ranges: float | None = None
-    weights: float | None = None
-    classes: float | None = None
-
-    def __post_init__(self) -> None:
-        check_shares(self.ranges, self.weights, self.classes)
-
-    @property
-    def asked(self) -> bool:
-        """Whether any was asked for."""
-        return any(share is not None for share in (self.ranges, self.weights, self.classes))
-
-
 def compose_plan(
-    plan: Plan, task: Problem, total: float | None, shares: Shares, metrics: float | None = None
+    plan: Plan,
+    task: Problem,
+    total: float | None,
+    *,
+    range_share: float | None = None,
+    weight_share: float | None = None,
+    class_share: float | None = None,
+    metrics: float | None = None,
 ) -> tuple[Plan, tuple[DataRelease, ...]]:
     """The plan composed with the releases before training and with noisy ``metrics`` of that ε, and the former.
 
     σ is such that all stays within the ``total`` ε, if given. Otherwise the releases cost their share of the ε of
     training, in addition to it. Classes that are not known are released for `CLASS_SHARE` of ε unless it is given."""
     parts: tuple[DataRelease, ...] = ()
-    if shares.asked or task.pending_classes is not None:
-        if task.pending_classes is not None and plan.trains_on is not None:
+    unknown = task.pending_classes is not None
+    if unknown or any(share is not None for share in (range_share, weight_share, class_share)):
+        if unknown and plan.trains_on is not None:
             raise NotProvenError(f"method '{plan.method}' needs the classes before anything is released: {KNOWN}")
-        unknown = task.pending_classes is not None
         parts = plan_releases(
             task,
             plan,
             plan.guarantee().epsilon if total is None else total,
-            range_share=shares.ranges,
-            weight_share=shares.weights,
-            class_share=(CLASS_SHARE if shares.classes is None else shares.classes) if unknown else None,
+            range_share=range_share,
+            weight_share=weight_share,
+            class_share=(CLASS_SHARE if class_share is None else class_share) if unknown else None,
             units=task.whose,
         )
         plan = replace(plan, composed=(*plan.composed, *(part.composed for part in parts)))
