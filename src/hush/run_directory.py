@@ -28,7 +28,6 @@ from hush.checkpointing import Checkpoints, LatestCheckpoint
 from hush.checkpointing.checkpoint import LOG, OtherPlan, describe_difference
 from hush.checkpointing.noise_reuse_guard import RELEASES, read_releases
 from hush.data_release import find_releases
-from hush.distributed.group import Record
 from hush.errors import FormatError, HushError, InvalidInputError, ReleaseError, ResumeError, RunStateError
 from hush.ledger.book import DATASET, Ledger
 from hush.ledger.run_account import RunAccount, charge
@@ -354,16 +353,9 @@ class RunDirectory:
     def follow(self, run: Run, every: int, stack: ExitStack) -> None:
         """Log every step of the run and write a checkpoint every ``every`` steps; ``stack`` is closed with the run."""
         self._stack, run.directory = stack, self
-        if self.checkpoints is None:
-            return
-        checkpoints = self.checkpoints
-
-        def keep(record: Record) -> None:
-            checkpoints.log(record)
-            if run.next % every == 0 or run.next == run.plan.steps:
-                checkpoints.save(run)
-
-        run.after_step(keep)
+        if self.checkpoints is not None:
+            checkpoints = self.checkpoints
+            run.after_step(lambda record: checkpoints.log(run, record, every))
 
     def save_if_whole(self, run: Run) -> None:
         """Write a checkpoint now, unless a step was interrupted."""

@@ -57,6 +57,7 @@ from hush.methods import find, make_plan
 from hush.methods import options as list_options
 from hush.plan import Plan
 from hush.privacy_unit import Units
+from hush.release.description import Description
 from hush.release.folder import CARD, WEIGHTS, read_json
 from hush.run import Run
 from hush.run_directory import RunDirectory, open_run_directory
@@ -279,21 +280,41 @@ def start(
                 f"the run in '{directory}' is finished: load '{kept.release}' with hush.load, or start a new run in "
                 "another directory"
             )
-        with kept.keep_matrices():
-            run = plan.start(
-                model,
-                losses,
-                data,
-                secret=secret,
-                unit=groups,
-                rows_per_unit=rows_per_unit,
-                microbatch=execution.microbatch,
-                ranks=execution.processes,
-                noise_shards=execution.noise_shards,
-            )
-        on_rank_zero(ranks, lambda: kept.check_release(run))
+        shared: dict[str, Any] = {"secret": secret, "groups": groups, "rows_per_unit": rows_per_unit}
+        run = _start_in(kept, plan, model, losses, data, execution=execution, **shared)
         attach_first(ranks, kept, run, options)
         kept.follow(run, checkpoint_every, stack.pop_all())
+    return run
+
+
+def _start_in(
+    directory: RunDirectory,
+    plan: Plan,
+    model: nn.Module,
+    losses: Losses,
+    data: Any,
+    *,
+    execution: Execution,
+    secret: Any,
+    groups: Any,
+    rows_per_unit: int | None,
+    description: Description | None = None,
+    dataset: str = "",
+) -> Run:
+    """The run before its first step; raises for anything that would prevent it from being released there."""
+    with directory.keep_matrices():
+        run = plan.start(
+            model,
+            losses,
+            data,
+            secret=secret,
+            unit=groups,
+            rows_per_unit=rows_per_unit,
+            microbatch=execution.microbatch,
+            ranks=execution.processes,
+            noise_shards=execution.noise_shards,
+        )
+    on_rank_zero(run.ranks, lambda: directory.check_release(run, description, dataset))
     return run
 
 
@@ -304,9 +325,7 @@ def take_steps(run: Run, *, checkpoints: Checkpoints | None = None, every: int =
     run.model.train()
     for record in run:
         if checkpoints is not None:
-            checkpoints.log(record)
-            if run.next % every == 0 or run.next == run.plan.steps:
-                checkpoints.save(run)
+            checkpoints.log(run, record, every)
         yield record
     run.model.eval()
 
@@ -373,20 +392,20 @@ class ProblemRun:
         execution: Execution | None = None,
     ) -> ProblemRun:
         """The run before its first step. Raises for anything that would prevent it from being released."""
-        execution, directory = execution or Execution(), directory or RunDirectory(None, False)
-        run = plan.start(
+        directory, named = directory or RunDirectory(None, False), dataset or problem.name
+        run = _start_in(
+            directory,
+            plan,
             model,
             losses,
             problem.train,
+            execution=execution or Execution(),
             secret=secret,
-            unit=problem.whose,
+            groups=problem.whose,
             rows_per_unit=rows_per_unit,
-            microbatch=execution.microbatch,
-            ranks=execution.processes,
-            noise_shards=execution.noise_shards,
+            description=problem.describe(),
+            dataset=named,
         )
-        named = dataset or problem.name
-        on_rank_zero(run.ranks, lambda: directory.check_release(run, problem.describe(), named))
         return cls(problem, run, directory, named)
 
     def begin(self, options: bytes, releases: Sequence[DataRelease] = ()) -> None:

@@ -275,15 +275,15 @@ def test_a_worker_without_its_parent_stops() -> None:
 def test_a_run_whose_directory_is_in_use_is_waited_for(tmp_path: Path, small) -> None:
     """As after a sweep was killed whose worker still runs."""
     store, (trial, *_) = open_store(tmp_path / "store"), small.trials
-    living, seen = Checkpoints(store.working(trial.key) / "run"), []
+    living, closed = Checkpoints(store.working(trial.key) / "run"), []
 
     def watch(tally: Tally) -> None:
-        seen.append(store.has(trial.key))
-        if len(tally.outcomes) == len(small.trials) - 1:
+        if len(tally.outcomes) == len(small.trials) - 1 and not closed:
+            assert not store.has(trial.key)
             living.close()
+            closed.append(True)
 
     assert sweep(small, store, Inline(), watch=watch).summary()["done"] == 4
-    assert not any(seen[:-1])
     assert store.record(trial.key)["outcome"] == "finished"
 
 

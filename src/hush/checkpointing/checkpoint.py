@@ -366,9 +366,12 @@ class Checkpoints:
             self._noise_guard.close()
             self._noise_guard = None
 
-    def log(self, record: Record) -> None:
-        """Log one private line about this step; it is written to disk with the next checkpoint."""
+    def log(self, run: Run, record: Record, every: int) -> None:
+        """Log one private line about this step, written to disk with the next checkpoint; save a checkpoint after
+        ``every`` steps and after the last."""
         self._lines.append(json.dumps({"step": record.step, **record.numbers()}) + "\n")
+        if run.next % every == 0 or run.next == run.plan.steps:
+            self.save(run)
 
     def _facts(self, run: Run) -> dict[str, Any]:
         if not self._fixed:
