@@ -92,7 +92,8 @@ class Driver:
     @property
     def done(self) -> bool:
         """Whether every run is in the store."""
-        self._left = [trial for trial in self._left if trial.key in self.taken or not self.store.has(trial.key)]
+        there = self.store.keys()
+        self._left = [trial for trial in self._left if trial.key in self.taken or trial.key not in there]
         return not self._left
 
     def take(self) -> Trial | None:
