@@ -9,14 +9,14 @@ reads the same operations run on the same shapes, so a batch that reads the same
 at the same weights and with the same random numbers) runs a program that no example decided. A batch that reads
 anything else stops the run before its noise is drawn (`hush.per_example.gradients`).
 
-What empty rows read mostly depends on neither weights nor random numbers (is any position of a mask padded?). Then the
-reads of the run's start, which are public, are the only ones that a batch may have, and no empty rows are computed later.
+What empty rows read mostly depends on neither weights nor random numbers (is any position of a mask padded?). Then what
+they read at the start of the run, which is public, is all that a batch may read, and no empty rows are computed later.
 
 Two modes detect reads. The function mode sees each call of torch from Python; it costs about a microsecond per call and
 is always on in a run. The dispatch mode also sees the operations inside such calls (``x[:t]``, a check inside a loss of
-torch), but doubles the time of a small model: it is on while a run starts, and later only for models with reads that the function
-mode does not see. The program is fixed up to its first read: a model that reads nothing on one batch reads nothing on any
-other, and one whose reads the function mode sees on empty rows has no other reads as long as these agree.
+torch), but doubles the time of a small model: it is on while a run starts, and later only where it is needed. The
+program is fixed up to its first read: a model that reads nothing on one batch reads nothing on any other, and if the
+function mode sees all reads of empty rows, a batch has no other reads as long as these agree.
 """
 
 from __future__ import annotations
