@@ -26,7 +26,7 @@ from hush.cli.console import delayed_status, say, show_table
 from hush.data_source import as_source
 from hush.datasets import catalogue
 from hush.datasets.images import View, mirrored, shifted
-from hush.datasets.problem import Problem
+from hush.datasets.problem import CLASS_SHARE, Problem
 from hush.distributed.group import find_own_device
 from hush.errors import InvalidInputError, nearest
 from hush.methods import Candidate, ClippingOptions, PlanConfig, SGDOptions, find, options, recommend
@@ -320,7 +320,6 @@ PUBLIC_ROWS = "the rows that were tested on are public"
 
 
 WEIGHT_SHARE = 0.05
-CLASS_SHARE = 0.2  # of ε on its own; composed with training it takes about the square of that of the noise budget
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from hush.tabular.schema import Schema
 
 Range = tuple[float, float]
 HUBER = 0.1  # where Huber's loss turns from a square to a line: a twentieth of the target's range
+CLASS_SHARE = 0.2  # of ε for classes that are not known; with training it costs about its square of the noise budget
 WEIGHTED = "the class weights were chosen without looking at the rows"
 
 UNUSED = -1e30  # the score of an output that is no class: its probability and its gradient are 0
