@@ -189,7 +189,7 @@ def train(
     if directory is not None:
         run.release()
     run.close()
-    return TrainingResult(model, guarantee, plan, None if directory is None else Path(directory))
+    return TrainingResult(model, guarantee, run.plan, None if directory is None else Path(directory))
 
 
 def plan_for_data(
