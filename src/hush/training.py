@@ -44,6 +44,7 @@ from torch import nn
 
 from hush._internal import validate
 from hush._internal.identity import NoIdentity
+from hush._internal.settings import CHECKPOINT_EVERY
 from hush._internal.tensors import Losses, trainable
 from hush.accounting.guarantee import Guarantee
 from hush.checkpointing import Checkpoints, share_state
@@ -59,7 +60,6 @@ from hush.release.folder import CARD, WEIGHTS, read_json
 from hush.run import Run
 from hush.run_directory import RunDirectory, open_run_directory
 
-EVERY = 50  # steps between two checkpoints
 BATCH_SIZE, EPOCHS = 256, 20
 MEMORY_ONLY = "the trained model is not saved, and training it again costs the same ε again: give directory="
 _log = logging.getLogger("hush")
@@ -243,7 +243,7 @@ def start(
     groups: Any = None,
     rows_per_unit: int | None = None,
     secret: Any = None,
-    checkpoint_every: int = EVERY,
+    checkpoint_every: int = CHECKPOINT_EVERY,
     execution: Execution | None = None,
 ) -> Run:
     """Start a run of ``plan``, saved in ``directory`` and charged to ``ledger`` if these are given.
@@ -291,7 +291,7 @@ def start(
     return run
 
 
-def take_steps(run: Run, *, checkpoints: Checkpoints | None = None, every: int = EVERY) -> Iterator[Record]:
+def take_steps(run: Run, *, checkpoints: Checkpoints | None = None, every: int = CHECKPOINT_EVERY) -> Iterator[Record]:
     """Take every remaining step, with a checkpoint every ``every`` steps and after the last; the records are
     private."""
     validate.positive_int(every=every)

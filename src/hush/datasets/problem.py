@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hush._internal.settings import LAYER_CLIP as LAYER_CLIP
+from hush._internal.settings import LAYER_WIDTH as LAYER_WIDTH
 from hush._internal.tensors import Losses
 from hush._internal.validate import is_finite
 from hush.data_source import as_source
@@ -366,9 +368,6 @@ def make_regression(
         assumptions=assumptions,
         target_range=limits,
     )
-
-
-LAYER_WIDTH, LAYER_CLIP = 50, 0.5  # of a sanitisation layer by default
 
 
 @dataclass(frozen=True)
