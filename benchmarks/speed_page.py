@@ -5,8 +5,8 @@
     python benchmarks/speed_page.py measure --quick DIR   # try it: one model once, with the results and pages in DIR
     python benchmarks/speed_page.py                       # the pages again, from docs/results
 
-Measure on a machine that does nothing else. hush, ordinary SGD and the peers take turns in the same run of step_time.py.
-A test checks that the pages are what the JSON files give.
+Measure on a machine that does nothing else. hush, ordinary SGD and peers take turns in the same run of step_time.py. A
+test checks that the pages are what the JSON files give.
 """
 
 from __future__ import annotations
