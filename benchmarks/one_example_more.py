@@ -18,16 +18,17 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 
-from shipped_models import KINDS, MODELS, Stage, climb
+from shipped_models import KINDS, KINKED, MODELS, Stage, climb
 
 BATCHES = (2, 37, 256, 4096)
 
 
-def measure(name: str, batch: int, kinked: bool, search: int, arithmetic: str) -> dict[str, Any]:
+def measure(name: str, batch: int, kinked: str, search: int, arithmetic: str) -> dict[str, Any]:
     stage = Stage(MODELS[name], batch, arithmetic, kinked=kinked)
-    kinds = KINDS if batch <= 256 and not MODELS[name].slow else ("plain", "alike", "powers")
+    few = ("plain", "at the kink") if kinked else ("plain", "alike", "powers")
+    kinds = KINDS if batch <= 256 and not MODELS[name].slow else few
     bound = 1 + stage.plan.charge
-    about = {"model": name, "batch": batch, "loss": "kinked" if kinked else "own", "arithmetic": arithmetic}
+    about = {"model": name, "batch": batch, "loss": kinked or "own", "arithmetic": arithmetic}
     return {
         **about,
         "rows": stage.run.state()["chunk_rows"],
@@ -47,12 +48,12 @@ def main() -> None:
     found = []
     for name in given.models.split(","):
         for batch in map(int, given.batches.split(",")):
-            for kinked in (False, True):
+            for kinked in ("", *KINKED):
                 row = measure(name, batch, kinked, given.search, given.arithmetic)
                 found.append(row)
                 over = "" if row["clips"] <= row["charged"] else "  MORE THAN CHARGED"
                 print(
-                    f"{name:14} batch {batch:5} {row['loss']:6} {row['clips']:.6f} of {row['charged']:.6f}{over}",
+                    f"{name:14} batch {batch:5} {row['loss']:8} {row['clips']:.6f} of {row['charged']:.6f}{over}",
                     flush=True,
                 )
     if given.json is not None:

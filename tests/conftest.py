@@ -3,7 +3,9 @@ marked ``full_start_check`` has the whole one), and where real data lies."""
 
 from __future__ import annotations
 
+import _thread
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -94,3 +96,17 @@ def write_spec(tmp_path: Path):
 @pytest.fixture
 def small(write_spec) -> Spec:
     return read_spec(write_spec(SMALL))
+
+
+@pytest.fixture(params=["refused", "ends at once"])
+def no_thread(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no memory for a new thread: it cannot be started, or ends before its first line."""
+
+    def start(*given: object) -> int:
+        if request.param == "refused":
+            raise RuntimeError("can't start new thread")
+        return 0
+
+    for module, name in ((_thread, "start_new_thread"), (threading, "_start_new_thread")):
+        monkeypatch.setattr(module, name, start)
+    monkeypatch.setattr(threading.Event, "wait", lambda *given: pytest.fail("it would wait forever"))

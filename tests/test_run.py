@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -363,3 +365,17 @@ def test_the_users_own_randomness_is_left_alone():
 
 def mlp_without_seeding() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5), nn.Linear(4, 3))
+
+
+FIRST_STEP = """
+import sys, torch, hush
+model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Dropout(0.5), torch.nn.Linear(3, 1))
+plan = hush.make_plan("dp-sgd", examples=40, batch_size=20, steps=1, noise_multiplier=1.0, lr=0.1)
+plan.start(model, lambda m, x: m(x).square().sum(1), torch.rand(40, 4)).step()
+print("torch._dynamo" in sys.modules)
+"""
+
+
+def test_the_first_step_does_not_load_the_compiler_of_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", FIRST_STEP], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -43,6 +45,13 @@ def test_five_lines_train_a_model_and_state_its_guarantee() -> None:
     assert result.directory is None
     assert not torch.equal(result.model.weight, network().weight)
     assert not result.model.training
+
+
+def test_its_progress_needs_no_thread(no_thread, monkeypatch) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr("hush.training.Console", lambda **given: Console(file=shown, force_terminal=True))
+    hush.train(network(), losses, (X, Y), **SETTINGS)
+    assert "training with dp-sgd" in shown.getvalue()
 
 
 def test_a_directory_is_finished_once_and_returned_at_no_cost(tmp_path: Path) -> None:

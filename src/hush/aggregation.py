@@ -86,11 +86,18 @@ class Aggregator:
 
     def restore(self, microbatch: int, rows: int, checked: int, *, begun: bool, isolated: bool | None = None) -> None:
         """Continue as another run did, with the current model; once it has ``begun``, only the run changes it."""
+        threads = torch.get_num_threads()
+        # A check that passed in this process covers other weights: it varies them itself.
+        self._started = self._started and (rows, threads) == (self.rows, self._threads)
         self.microbatch, self.rows, self.checked = microbatch, rows, checked
-        self._restored, self._buffers, self._started = isolated if begun else None, [], False
-        self._threads, self._untouched = torch.get_num_threads(), self._watch_model()
+        self._restored, self._buffers = isolated if begun else None, []
+        self._threads, self._untouched = threads, self._watch_model()
         if begun:
             self.mark_updated()
+
+    def note_prepared(self) -> None:
+        """Accept values that were written into the model's buffers before the first step."""
+        self._started, self._untouched = False, self._watch_model()
 
     def mark_updated(self) -> None:
         """Accept the current parameters as the optimizer's update."""
@@ -129,7 +136,7 @@ class Aggregator:
         return deterministic_kernels() if self._rigorous else nullcontext()
 
     def start(self, public: State) -> None:
-        """Check the arithmetic and choose the engine, once per process and after a resume."""
+        """Check the arithmetic and choose the engine, once per process, number of threads and number of rows."""
         if self._started or self._untouched is None or not self._plan.adds_noise:
             return
         self.check_threads()

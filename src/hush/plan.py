@@ -112,6 +112,7 @@ class Plan:
     composed: tuple[ComposedRelease, ...] = ()  # other releases on the same data; every claim includes them
     trains_on: PrivatisedData | None = None  # a release that replaces the data; the guarantee is then that of it
     trials: Trials | None = None  # set if the run is the best of a random number of trials; claims include the choice
+    target: float | None = None  # the ε that σ was calibrated for, which the run's ε does not exceed
 
     def __post_init__(self) -> None:
         validate.positive_int(steps=self.steps)
@@ -252,10 +253,10 @@ class Plan:
     def declared(self, scope: IdentityScope) -> dict[str, Any]:
         """Its fields, and under ``accounted`` everything that its event is built from.
 
-        Tails and precision are left out because they depend on the model; composed releases, what is trained on,
-        trials and unit are left out if they are not set. ``rows_per_unit`` changes what is summed: two runs that
-        differ in it must not share noise."""
-        unsaid = {"tails", "precision"} | ({"composed"} if not self.composed else set())
+        Tails and precision are left out because they depend on the model, and the target because σ is what noise is
+        drawn with; composed releases, what is trained on, trials and unit are left out if they are not set.
+        ``rows_per_unit`` changes what is summed: two runs that differ in it must not share noise."""
+        unsaid = {"tails", "precision", "target"} | ({"composed"} if not self.composed else set())
         unsaid |= {"trains_on"} if self.trains_on is None else set()
         unsaid |= {"trials"} if self.trials is None else set()
         unsaid |= {"unit"} if self.unit == "example" else set()
@@ -351,7 +352,8 @@ class Plan:
     def with_epsilon(self, epsilon: float, delta: float | None = None) -> Plan:
         """This plan with the smallest σ whose ε does not exceed ``epsilon``.
 
-        ε is that of the first claim and includes all composed releases."""
+        ε is that of the first claim and includes all composed releases. A run of a large model may need a little more
+        noise for this ε, which is known when it starts (:meth:`with_tails`)."""
         validate.positive(epsilon=epsilon)
         if not self.has_guarantee:
             raise NotProvenError(
@@ -359,7 +361,7 @@ class Plan:
             )
         base = dataclasses.replace(self, delta=self.delta if delta is None else delta)
         base._check_left(epsilon)
-        return dataclasses.replace(base, sigma=find_sigma(base._with_reserve(epsilon), epsilon))
+        return dataclasses.replace(base, sigma=find_sigma(base._with_reserve(epsilon), epsilon), target=epsilon)
 
     def _with_reserve(self, epsilon: float) -> Plan:
         """This plan with δ set aside for the finite precision of a large model, where that matters: at a large ε. The
@@ -434,11 +436,12 @@ class Plan:
         plan = dataclasses.replace(self, rows_per_unit=source.most) if isinstance(source, Units) else self
         if isinstance(source, Units):
             losses, microbatch = average_rows(losses, source.most), max(1, microbatch // source.most)
+        trained = None if plan.trains_on is None else plan.trains_on.bind(model, losses, source, plan.sigma)
+        with_tails = plan.with_tails(count_coordinates(model) if trained is None else trained.numbers)
+        plan = dataclasses.replace(plan, sigma=with_tails.sigma)
         if secret is not None and not isinstance(secret, Secret):
             cut = [f"chunks of {find_rows(plan, trainable(model), source, MICROBATCH)}"] if is_rigorous(plan) else []
             secret = Secret.from_seed(int(secret), plan._known_for_a_seed(model), *cut)
-        trained = None if plan.trains_on is None else plan.trains_on.bind(model, losses, source, plan.sigma)
-        with_tails = plan.with_tails(count_coordinates(model) if trained is None else trained.numbers)
         if isinstance(data, DataLoader):
             logging.getLogger("hush").warning(describe_replaced(data))
         for text in _list_data_conditions(data, rows, self.unit):
@@ -462,8 +465,18 @@ class Plan:
         of it (`hush.accounting.noise_precision`), of other noise the end of its tails (`hush.accounting.noise_tails`).
 
         ``coordinates`` is the size of the largest channel. Where the precision of independent noise would take more
-        than a tenth of δ, only the tails are charged and the guarantee gets a condition. Raises if the tails cost too
-        much."""
+        than a tenth of δ, only the tails are charged and the guarantee gets a condition. If σ was calibrated and ε is
+        now above what was asked for, σ is calibrated again. Raises if the tails cost too much."""
+        made = self._with_tails(coordinates)
+        if self.trials is not None or self.trains_on is not None or self.target is None:
+            return made
+        if made.guarantee().epsilon <= self.target:
+            return made
+        if self.guarantee().epsilon > self.target:  # σ or the composed releases were changed afterwards
+            return made
+        return dataclasses.replace(made, sigma=max(made.sigma, find_sigma(made, self.target)))
+
+    def _with_tails(self, coordinates: int) -> Plan:
         if self.draws_independently and (made := self._with_precision(coordinates)) is not None:
             return made
         ends = self.find_tails(coordinates)

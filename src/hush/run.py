@@ -309,7 +309,7 @@ class Run:
         Allowed before the first step, or with the same values when the run is resumed."""
         write(self.model)
         if self.next == 0:
-            self._summing.restore(self.microbatch, self._summing.rows, self._summing.checked, begun=False)
+            self._summing.note_prepared()
 
     @property
     def guarantee(self) -> Guarantee:

@@ -38,12 +38,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
 from safetensors.torch import load_file
 from torch import nn
 
 from hush._internal import validate
 from hush._internal.identity import NoIdentity
+from hush._internal.progress import ProgressBar
 from hush._internal.settings import CHECKPOINT_EVERY
 from hush._internal.tensors import Losses, trainable
 from hush.accounting.guarantee import Guarantee
@@ -221,7 +221,8 @@ def plan_for_data(
 
 def _take_all(run: Run, per_epoch: int, on_epoch: Callable[[int, Run], None] | None) -> None:
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal or bool(run.ranks.rank)) as bar:
+    hidden = not console.is_terminal or bool(run.ranks.rank)
+    with ProgressBar(console=console, transient=True, auto_refresh=False, disable=hidden) as bar:
         shown = bar.add_task(f"training with {run.plan.method}", total=run.plan.steps, completed=run.next)
         for _ in run:
             bar.advance(shown)

@@ -234,9 +234,37 @@ def test_a_plan_at_a_large_epsilon_names_the_condition_instead() -> None:
     assert (1 + math.exp(large.guarantee().epsilon)) * precision_of(50 * count_pairs(10**6)).delta > 0.1 * plan.delta
 
 
-def test_noise_that_is_calibrated_for_a_large_epsilon_leaves_room() -> None:
-    plan = make_plan("dp-sgd", examples=60_000, batch_size=600, steps=1000, epsilon=8.0)
-    assert plan.with_tails(1_000_000).guarantee().epsilon <= 8.0
+@pytest.mark.parametrize(
+    ("steps", "epsilon", "coordinates"), [(1000, 8.0, 10**6), (500, 8.0, 10**7), (500, 5.0, 10**8)]
+)
+def test_a_calibrated_run_never_costs_more_than_was_asked_for(steps, epsilon, coordinates) -> None:
+    """Of a large model the finite precision takes more than the reserve: σ is calibrated again, and no less noise."""
+    plan = make_plan("dp-sgd", examples=60_000, batch_size=600, steps=steps, epsilon=epsilon)
+    known = plan.with_tails(coordinates)
+    assert known.precision == precision_of(steps * count_pairs(coordinates))
+    assert epsilon * 0.998 < known.guarantee().epsilon <= epsilon
+    assert plan.sigma <= known.sigma < 1.001 * plan.sigma
+    given = make_plan("dp-sgd", examples=60_000, batch_size=600, steps=steps, noise_multiplier=plan.sigma)
+    if known.sigma > plan.sigma:
+        assert given.with_tails(coordinates).guarantee().epsilon > epsilon
+    assert given.with_tails(coordinates).sigma == plan.sigma
+
+
+def test_noise_of_a_seed_is_bound_to_the_sigma_that_is_drawn_with(monkeypatch) -> None:
+    """σ as calibrated again, and the same σ of a plan that was not calibrated, must not share noise."""
+    monkeypatch.setattr("hush.plan.count_coordinates", lambda model: 10**8)
+    shape = {"examples": 600, "batch_size": 60, "steps": 500}
+    asked = make_plan("dp-sgd", **shape, epsilon=7.0)
+    given = make_plan("dp-sgd", **shape, noise_multiplier=asked.sigma)
+    data = torch.zeros(600, 3), torch.zeros(600, dtype=torch.int64)
+
+    def losses(model, batch):
+        return torch.nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    runs = [plan.start(torch.nn.Linear(3, 2), losses, data, secret=1) for plan in (asked, given)]
+    assert runs[0].plan.sigma > runs[1].plan.sigma == asked.sigma
+    assert runs[0].secret.name != runs[1].secret.name
+    assert runs[0].plan.guarantee().epsilon <= 7.0
 
 
 def test_precision_inside_of_a_sample_or_of_repeated_steps_is_charged() -> None:
@@ -265,6 +293,13 @@ def test_precision_that_would_lower_epsilon_is_refused(figures) -> None:
     event = dp_event.ComposedDpEvent([dp_event.GaussianDpEvent(1.0), FinitePrecisionDpEvent(*figures)])
     with pytest.raises(InvalidInputError):
         accountant.epsilon(event, 1e-5, accountant="gdp")
+
+
+def test_the_largest_epsilon_that_is_charged_for() -> None:
+    """As docs/sharp-edges.md states: where (1 + e^ε)·δ₂ is a tenth of δ = 1e-5."""
+    for coordinates, steps, epsilon in ((10**6, 5000, 9.34), (10**5, 1000, 13.20)):
+        lost = precision_of(steps * count_pairs(coordinates)).delta
+        assert math.log(1e-6 / lost) == pytest.approx(epsilon, abs=0.01)
 
 
 def test_noise_that_is_not_covered_names_the_condition_before_and_after_the_model_is_known() -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from hush.bench.executors import Inline
 from hush.bench.store import StoreFullError, open_store
-from hush.bench.sweep import format_duration, make_table, show_live, sweep
+from hush.bench.sweep import Tally, format_duration, make_table, show_live, sweep
 from hush.cli import main
 
 TINY = """
@@ -263,8 +263,15 @@ def test_the_live_table(tmp_path, small) -> None:
     assert "running" in terminal.file.getvalue()
 
 
+def test_the_live_table_needs_no_thread(tmp_path, small, no_thread) -> None:
+    terminal, store = Console(file=io.StringIO(), force_terminal=True, width=120), open_store(tmp_path / "s")
+    with show_live(console=terminal) as show:
+        show(Tally(store, small.trials))
+        show(Tally(store, small.trials))
+    assert terminal.file.getvalue().count("0 of 4 runs done") == 3  # and once more at the end
+
+
 def test_running_and_failed_are_counted(tmp_path, small) -> None:
-    from hush.bench.sweep import Tally
     from hush.bench.trial import record_failure
 
     store = open_store(tmp_path / "s")

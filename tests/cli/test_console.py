@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import io
 import os
 import resource
@@ -53,16 +52,6 @@ def test_a_reader_that_has_gone_is_no_error_of_python(command) -> None:
 
 class TestWithoutMemoryForAThread:
     """A thread that cannot be started, or ends before its first line, stops no command."""
-
-    def refuse(self, *given):
-        raise RuntimeError("can't start new thread")
-
-    @pytest.fixture(params=["refused", "ends at once"])
-    def no_thread(self, request, monkeypatch) -> None:
-        start = self.refuse if request.param == "refused" else lambda *given: 0
-        for module, name in ((_thread, "start_new_thread"), (threading, "_start_new_thread")):
-            monkeypatch.setattr(module, name, start)
-        monkeypatch.setattr(threading.Event, "wait", lambda *given: pytest.fail("it would wait for ever"))
 
     def test_a_status(self, no_thread, capsys) -> None:
         with console.delayed_status("computing") as notify:

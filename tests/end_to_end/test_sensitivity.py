@@ -21,7 +21,20 @@ from hush.per_example.linear import multiply_rows
 from hush.per_example.result import GradientWarning
 from hush.randomness import Secret
 from replay import distance
-from shipped_models import CLIP, KINDS, MODELS, Catching, Rows, Shipped, Stage, Stop, climb, residual
+from shipped_models import (
+    CLIP,
+    KINDS,
+    KINKED,
+    MODELS,
+    Catching,
+    Rows,
+    Shipped,
+    Stage,
+    Stop,
+    climb,
+    neighbours,
+    residual,
+)
 
 SEARCH = int(os.environ.get("HUSH_SEARCH", "0"))
 BATCHES = (2, 37, 256, 4_096)
@@ -40,19 +53,30 @@ def cases() -> list[tuple[str, int]]:
     return [(name, batch) for name, model in MODELS.items() for batch in BATCHES if SEARCH or batch <= model.largest]
 
 
-@pytest.mark.parametrize("kinked", [False, True], ids=["own loss", "kinked loss"])
+@pytest.mark.parametrize("kinked", ["", *KINKED])
 @pytest.mark.parametrize(("name", "batch"), cases())
-def test_every_shipped_model(name: str, batch: int, kinked: bool) -> None:
+def test_every_shipped_model(name: str, batch: int, kinked: str) -> None:
     shipped = MODELS[name]
     stage = Stage(shipped, batch, kinked=kinked)
     kinds = KINDS
     if not SEARCH:
-        kinds = QUICK if batch > 256 or shipped.slow or kinked else KINDS
+        kinds = QUICK if batch > 256 or shipped.slow else ("plain", "at the kink") if kinked else KINDS
         kinds = ("plain",) if batch > 2 and shipped.slow else kinds
     moved = climb(stage, SEARCH, kinds)
     said(name, stage, moved)
-    assert moved <= 1.0
-    assert moved > 0.5 or kinked  # the canary does count; where its residual is 0 it adds nothing
+    assert 0.5 < moved <= 1.0  # the last example does count
+
+
+@pytest.mark.parametrize("kinked", KINKED)
+def test_labels_at_the_kink_would_show_rounding_that_varies_with_the_batch(kinked: str) -> None:
+    """The same labels in fast arithmetic: residuals change their side with the number of rows."""
+    shipped = Shipped(lambda: nn.Linear(64, 1), (64,))
+    moved = {}
+    for arithmetic in ("rigorous", "fast"):
+        stage = Stage(shipped, 203, arithmetic, kinked=kinked)
+        moved[arithmetic] = max(stage.moved(neighbours(stage.fresh(seed), "plain")) for seed in range(3))
+    assert moved["rigorous"] <= 1.0
+    assert moved["fast"] > 1.3
 
 
 def between_kernels(model: nn.Module, n: int) -> tuple[torch.Tensor, torch.Tensor]:

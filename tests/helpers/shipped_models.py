@@ -52,6 +52,48 @@ class Transformer(nn.Module):
         return self.head(self.layer(self.tokens(x) + self.places).mean(1))
 
 
+class Recurrent(nn.Module):
+    """An LSTM over 8 tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.cells, self.head = nn.Embedding(20, 12), nn.LSTM(12, 16, batch_first=True), nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.cells(self.tokens(x))[0][:, -1])
+
+
+class VisionTransformer(nn.Module):
+    """Patches of 4 × 4 pixels, places and one layer of a transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.places = nn.Conv2d(1, 16, 4, 4), nn.Parameter(0.02 * torch.randn(4, 16))
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, activation="gelu", batch_first=True)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(self.patches(x).flatten(2).transpose(1, 2) + self.places).mean(1))
+
+
+class Llama(nn.Module):
+    """A block with RMSNorm, causal attention without biases and a gated layer, as in Llama."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.before, self.between = nn.Embedding(20, 16), nn.RMSNorm(16), nn.RMSNorm(16)
+        self.attend, self.out = nn.Linear(16, 48, bias=False), nn.Linear(16, 16, bias=False)
+        self.gate, self.up, self.down = (nn.Linear(a, b, bias=False) for a, b in ((16, 32), (16, 32), (32, 16)))
+        self.head = nn.Linear(16, 10, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.tokens(x)
+        q, k, v = (t.unflatten(2, (2, 8)).transpose(1, 2) for t in self.attend(self.before(x)).chunk(3, 2))
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        h = self.between(x)
+        return self.head((x + self.down(F.silu(self.gate(h)) * self.up(h))).mean(1))
+
+
 def classes(model: nn.Module, content: Any) -> Tensor:
     return F.cross_entropy(model(content[0]), content[1], reduction="none")
 
@@ -76,6 +118,13 @@ def predict(model: nn.Module, x: Tensor) -> Tensor:
 def residual(model: nn.Module, content: Any) -> Tensor:
     """A loss with a kink at the label: the sign of a residual is its whole gradient's."""
     return (predict(model, content[0]) - content[1]).abs()
+
+
+KINKED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "residual": lambda found, label: (found - label).abs(),
+    "hinge": lambda found, label: torch.relu(label - found),
+}
+"""Losses of a prediction and a label with a kink where the two are equal."""
 
 
 COLUMNS = [Number(f"c{i}") for i in range(3)]
@@ -112,6 +161,9 @@ MODELS = {
     "funnel": Shipped(lambda: Funnel(1, 8, width=6), (1, 8, 8)),
     "resnet": Shipped(Narrow, (3, 8, 8), largest=37),
     "transformer": Shipped(Transformer, (8,), words=20),
+    "lstm": Shipped(Recurrent, (8,), words=20, largest=37, slow=True),
+    "vit": Shipped(VisionTransformer, (1, 8, 8), largest=37),
+    "llama": Shipped(Llama, (8,), words=20, largest=37),
 }
 
 
@@ -149,8 +201,12 @@ class Catching:
 
 
 class Stage:
-    """One model before its first step, whose data can be exchanged; ``kinked`` with a loss that has its kink where the
-    rounding of a prediction decides its side."""
+    """One model before its first step, whose data can be exchanged.
+
+    ``kinked`` names a loss whose kinks are put where rounding decides: between what the run predicts for a row with and
+    without the last example if these differ, else half a unit in the last place from the prediction, so that no
+    gradient is zero. The biases are such that layers of inputs "at the kink" are rounding errors, where ReLU has its
+    kink and pooling has ties."""
 
     def __init__(
         self,
@@ -160,7 +216,7 @@ class Stage:
         *,
         plan: Plan | None = None,
         seed: int = 0,
-        kinked: bool = False,
+        kinked: str = "",
     ) -> None:
         self.shipped, self.examples, self.kinked = shipped, batch + batch // 8 + 4, kinked
         self.plan = plan or make_plan(
@@ -180,9 +236,11 @@ class Stage:
             for module in self.model.modules():
                 if isinstance(module, nn.Dropout):
                     module.p = 0.0
+            put_at_kink(self.model, self.flat(1))
         self.rows = Rows(self.fresh(0))
         self.catching = Catching()
-        losses = residual if kinked else shipped.losses
+        self.predicted: list[tuple[Tensor, Tensor]] = []
+        losses = self._noting(KINKED[kinked]) if kinked else shipped.losses
         self.run = self.plan.start(self.model, losses, self.rows, secret=self._with_the_last(seed))
         self.run.guard_noise(self.catching)
 
@@ -207,15 +265,40 @@ class Stage:
             x = torch.randn(n, *self.shipped.shape) if x is None else x
             return x, torch.zeros(n, dtype=torch.float64) if self.kinked else torch.randint(0, 10, (n,))
 
-    @torch.no_grad()
+    def flat(self, n: int) -> Tensor:
+        """Inputs without a structure: all numbers of a row are equal, and all rows; of tokens the first."""
+        numbers = torch.zeros(n, *self.shipped.shape)
+        return numbers.long() if self.shipped.words else numbers + 0.6
+
+    def _noting(self, loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[nn.Module, Any], Tensor]:
+        """The losses of a batch; keeps the predictions of rows with their labels."""
+
+        def noted(model: nn.Module, content: Any) -> Tensor:
+            found = predict(model, content[0])
+            self.predicted.append((_unwrap(content[1]), _unwrap(found)))
+            return loss(found, content[1])
+
+        return noted
+
     def kink(self, data: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The same rows with labels between what is predicted for them in one number of rows and in another."""
+        """The same rows with labels between what the run predicts for them with and without the last example."""
         if not self.kinked:
             return data
-        sizes = (1, 3, 7, 16, self.run.state()["chunk_rows"])
-        found = torch.stack([torch.cat([predict(self.model, r) for r in data[0].split(n)]).double() for n in sizes])
-        low, high = found.nan_to_num().amin(0), found.nan_to_num().amax(0)
-        return data[0], (low + high) / 2
+        numbers, found = torch.arange(1, len(data[0]) + 1, dtype=torch.float64), []
+        self.rows.tensors = data[0], numbers
+        self.run.check_arithmetic()
+        for hidden in (0, 1):
+            predictions = torch.full((len(numbers) + 1,), torch.nan)
+            self.predicted.clear()
+            self.sums(hidden)
+            for labels, values in self.predicted:
+                predictions[labels.long().flatten()] = values.flatten().float()
+            found.append(predictions[1:])
+        one, other = found[0], torch.where(found[1].isnan(), found[0], found[1])
+        up = torch.rand(len(one), generator=torch.Generator().manual_seed(0)) < 0.5
+        up[-1] = True
+        beside = torch.nextafter(one, torch.where(up, torch.inf, -torch.inf))
+        return data[0], (one.double() + torch.where(one == other, beside, other).double()) / 2
 
     def sums(self, hidden: int) -> dict[str, dict[str, Tensor]]:
         """What would meet the noise, with this many examples left out at the end."""
@@ -231,6 +314,36 @@ class Stage:
         self.rows.tensors = self.kink(data)
         with_it, without = self.sums(0), self.sums(1)
         return max(distance(with_it[name], without[name]) / c.bound for name, c in self.plan.channels.items())
+
+
+def _unwrap(value: Tensor) -> Tensor:
+    """A tensor's own numbers, also where torch.func maps over it."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(value):
+        value = torch._C._functorch.get_unwrapped(value)
+    return value.detach()
+
+
+@torch.no_grad()
+def put_at_kink(model: nn.Module, x: Tensor) -> None:
+    """Choose the biases of linear and convolutional layers so that for ``x`` most of their outputs round to about 0."""
+
+    def centre(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        if module.bias is None:
+            return output
+        dim = 1 if output.dim() > 3 else -1
+        middle = output.movedim(dim, 0).flatten(1).median(1).values
+        module.bias -= middle.to(module.bias)
+        return output - middle.view(-1, *[1] * (output.dim() - 2)) if dim == 1 else output - middle
+
+    layers = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d)) and not hasattr(m, "in_proj_weight")]
+    hooks = [m.register_forward_hook(centre) for m in layers[:-1]]
+    training = model.training
+    try:
+        model.eval()(x)
+    finally:
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
 
 
 def neighbours(data: tuple[Tensor, ...], kind: str, seed: int = 0) -> tuple[Tensor, ...]:
@@ -255,6 +368,9 @@ def neighbours(data: tuple[Tensor, ...], kind: str, seed: int = 0) -> tuple[Tens
         flat[:, :16] = 300.0
     elif kind == "bits":  # just within the clip where the gradient is the input: the last bits decide every rounding
         x = 0.999 * CLIP * (1 - 2.0**-24 * torch.randint(0, 2**13, x.shape, generator=generator))
+    elif kind == "at the kink":  # layers are rounding errors (`put_at_kink`), and pooling has ties
+        x = torch.full_like(x, 0.6) * (1 + 2.0**-23 * torch.randint(-2, 3, x.shape, generator=generator))
+        x[-1] = data[0][-1]
     elif kind == "broken":
         x[torch.rand(len(x), generator=generator) < 0.2] = torch.nan
         x[torch.rand(len(x), generator=generator) < 0.2] *= torch.inf
@@ -264,7 +380,7 @@ def neighbours(data: tuple[Tensor, ...], kind: str, seed: int = 0) -> tuple[Tens
     return x, y
 
 
-KINDS = ("plain", "alike", "powers", "cancelling", "lanes", "broken", "bits")
+KINDS = ("plain", "alike", "powers", "cancelling", "lanes", "broken", "bits", "at the kink")
 
 
 def mixed(one: tuple[Tensor, ...], other: tuple[Tensor, ...], share: float, seed: int) -> tuple[Tensor, ...]:

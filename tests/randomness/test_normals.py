@@ -1,13 +1,14 @@
 """The random bits of the noise and their transform to normal numbers."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-from hush.randomness import BLOCK, Secret, normal, normal_of_key
+from hush.randomness import BLOCK, Secret, normal, normal_of_key, normals
 from hush.randomness.cipher import Keystream
 from hush.randomness.normals import PAIRS
 
@@ -66,16 +67,38 @@ def test_normal_and_not_at_two_thirds_or_three_halves(dtype):
     assert abs(np.corrcoef(cosine**2, sine**2)[0, 1]) < 4 / PAIRS**0.5
 
 
-def test_one_thread_and_two_give_the_same_bits():
+@pytest.fixture
+def two_threads():
     threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        one = normal_of_key(KEY, 20 * PAIRS + 7, torch.float32)
-        torch.set_num_threads(2)
-        two = normal_of_key(KEY, 20 * PAIRS + 7, torch.float32)
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.equal(one, two)
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_one_thread_and_two_give_the_same_bits(two_threads):
+    two = normal_of_key(KEY, 20 * PAIRS + 7, torch.float32)
+    torch.set_num_threads(1)
+    assert torch.equal(normal_of_key(KEY, 20 * PAIRS + 7, torch.float32), two)
+
+
+def test_without_memory_for_a_thread_the_noise_is_made_in_one(two_threads, no_thread):
+    found = normal_of_key(KEY, 20 * PAIRS + 7, torch.float32)
+    torch.set_num_threads(1)
+    assert torch.equal(normal_of_key(KEY, 20 * PAIRS + 7, torch.float32), found)
+
+
+@pytest.mark.parametrize("failing", range(3))
+def test_an_error_in_any_thread_is_raised(failing):
+    done = []
+
+    def part(number):
+        done.append(number)
+        if number == failing:
+            raise MemoryError("full")
+
+    with pytest.raises(MemoryError, match="full"):
+        normals._run_in_threads([partial(part, number) for number in range(3)])
+    assert sorted(done) == [0, 1, 2]
 
 
 def test_every_stream_and_step_has_its_own_noise():

@@ -67,13 +67,14 @@ factor has its largest value, so they are upper bounds and not quadratures.
 e^(ε+2a)·M̃'(S) + eᵃδ + (1 + e^(ε+a))·δ₂ for neighbours: see `hush.accounting.events.FinitePrecisionDpEvent`. This needs
 nothing of the mechanism except that its noise is independent, and it contains the end of the tails.
 
-For 10⁶ coordinates and 5 000 steps 2a = 1.9e-6 and δ₂ = 8e-11. e^ε·δ₂ is too much for an ε above 11 or so in runs of
-that size, and above 24 for a small model; a proof without that factor is not known here.
+For 10⁶ coordinates and 5 000 steps 2a = 1.9e-6 and δ₂ = 9e-11. There e^ε·δ₂ takes more than a tenth of δ = 10⁻⁵ for an
+ε above 9.3, and for 10⁵ coordinates and 1 000 steps for an ε above 13.2; a proof without that factor is not known here.
 
 **Not covered**: correlated noise. A released value then contains several z, cells are no rectangles, and the linear
 combination is rounded too. Plans with it, released rows, noisy counts (`hush.statistics`), and plans in which this
 would take more than a tenth of δ are charged for the end of the tails only (`hush.accounting.noise_tails`), and their
-guarantee lists a condition: that noise computed in double precision protects as exact noise does.
+guarantee lists a condition: that noise computed in double precision protects as exact noise does. They are not refused,
+because ordinary runs would be (10⁶ coordinates, 5 000 steps, ε = 10).
 """
 
 from __future__ import annotations

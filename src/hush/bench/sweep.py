@@ -194,8 +194,8 @@ def show_live(*, console: Console | None = None) -> Iterator[Callable[[Tally], N
     """Something to hand to ``sweep(watch=…)``: a table on a terminal, now and then a line elsewhere."""
     console = console or Console(stderr=True, highlight=False)
     if console.is_terminal:
-        with Live(console=console, refresh_per_second=4) as shown:
-            yield lambda tally: shown.update(make_table(tally))
+        with Live(console=console, auto_refresh=False) as shown:  # without a thread: see `hush._internal.progress`
+            yield lambda tally: shown.update(make_table(tally), refresh=True)
     else:
         yield ProgressPrinter(console)
 

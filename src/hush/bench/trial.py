@@ -291,7 +291,7 @@ class Accounts:
     def calibrated(self, plan: Plan, epsilon: float) -> Plan:
         """The plan with the smallest σ for ε, from the directory where it has been computed before."""
         sigma = self._recall(f"sigma for {epsilon!r}", plan, lambda: plan.with_epsilon(epsilon).sigma)
-        return replace(plan, sigma=float(sigma))
+        return replace(plan, sigma=float(sigma), target=epsilon)
 
     def epsilons(self, plan: Plan, steps: Sequence[int]) -> dict[int, float]:
         """ε after some of these numbers of steps, the last always among them; for at most ``POINTS`` of them."""

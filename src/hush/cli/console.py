@@ -8,7 +8,6 @@ import io
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Annotated, Any
@@ -16,16 +15,16 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.padding import Padding
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from hush._internal.progress import ProgressBar
 from hush._internal.text import as_json_data, dump_json, make_printable
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 
 PATIENCE = 2.0  # seconds before a status line is shown
-REFRESH = 0.1  # seconds between two states of a progress bar
 _errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 _output = Console(highlight=False, soft_wrap=True, emoji=False)
 
@@ -83,21 +82,9 @@ def show_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]
 def show_progress(quiet: bool = False) -> Progress:
     """A progress bar on stderr; nothing if stderr is not a terminal."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return _ProgressBar(
+    return ProgressBar(
         *columns, console=_errors, transient=True, auto_refresh=False, disable=quiet or not _errors.is_terminal
     )
-
-
-class _ProgressBar(Progress):
-    """A bar without a thread that refreshes it: see `delayed_status`."""
-
-    _shown = -1.0
-
-    def advance(self, task_id: TaskID, advance: float = 1) -> None:
-        super().advance(task_id, advance)
-        if time.monotonic() - self._shown > REFRESH:
-            self._shown = time.monotonic()
-            self.refresh()
 
 
 def accept_any_encoding() -> None:

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -310,11 +312,36 @@ def _record_point(model: nn.Module, losses: Losses, params: Named, content: Any)
     one_loss = _isolate_loss(model, losses, originals, content)
     batched = tensors_of(content)
     in_dims = (None, *[0] * len(batched))
-    with torch.enable_grad(), drawing(), _without_own_rules():
+    with torch.enable_grad(), drawing(), _without_own_rules(), _without_loading_the_compiler():
         gradients, values = vmap(grad_and_value(one_loss), in_dims=in_dims, randomness="different")(params, *batched)
     if values.requires_grad:  # nothing above requires it, so the loss uses original parameters
         refuse_unseen(originals, compute_gradients(values, list(originals.values()), torch.ones_like(values)))
     return values.detach(), {name: g.detach() for name, g in gradients.items()}
+
+
+class _NoCompiler(ModuleType):
+    """Replaces `torch._dynamo` where it is not loaded: torch.func disables compiled autograd around every gradient,
+    and loading the compiler for that takes seconds. Any other use loads it."""
+
+    compiled_autograd = SimpleNamespace(_disable=nullcontext)
+
+    def __getattr__(self, name: str) -> Any:
+        vars(torch).pop("_dynamo", None)
+        return getattr(import_module("torch._dynamo"), name)
+
+
+@contextmanager
+def _without_loading_the_compiler() -> Iterator[None]:
+    if "torch._dynamo" in sys.modules:
+        yield
+        return
+    stub = _NoCompiler("torch._dynamo")
+    vars(torch)["_dynamo"] = stub
+    try:
+        yield
+    finally:
+        if vars(torch).get("_dynamo") is stub:
+            del vars(torch)["_dynamo"]
 
 
 @contextmanager

@@ -326,6 +326,11 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.log = log
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: nothing is compiled here, and torch would load its compiler, which takes seconds."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
             found = func(*args, **(kwargs or {}))

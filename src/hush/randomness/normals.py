@@ -11,8 +11,10 @@ the same bits everywhere.
 
 from __future__ import annotations
 
+import _thread
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from itertools import accumulate
 
 import numpy as np
@@ -148,6 +150,37 @@ def _each_block(key: bytes, size: int, first: int, use: Adder) -> None:
         some(0, blocks)
         return
     cuts = [blocks * i // threads for i in range(threads + 1)]
-    with ThreadPoolExecutor(threads) as pool:
-        for part in [pool.submit(some, low, high) for low, high in zip(cuts[:-1], cuts[1:], strict=True)]:
-            part.result()
+    _run_in_threads([partial(some, low, high) for low, high in zip(cuts[:-1], cuts[1:], strict=True)])
+
+
+def _run_in_threads(parts: Sequence[Callable[[], None]]) -> None:
+    """Call all parts, in this thread and in as many others as can be started; raise the first error of a part.
+
+    `threading.Thread.start` waits forever if the new thread runs out of memory before its first line. Here a thread is
+    waited for only if it has taken a part."""
+    left, errors = list(enumerate(parts)), list[BaseException]()
+    ended = [_thread.allocate_lock() for _ in parts]
+    for lock in ended:
+        lock.acquire()
+
+    def work() -> None:
+        while left:
+            try:
+                number, part = left.pop()
+            except IndexError:  # another thread took the last one
+                return
+            try:
+                part()
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                ended[number].release()
+
+    for _ in parts[1:]:
+        with suppress(MemoryError, RuntimeError):
+            _thread.start_new_thread(work, ())
+    work()
+    for lock in ended:
+        lock.acquire()
+    if errors:
+        raise errors[0]

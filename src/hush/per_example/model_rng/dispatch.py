@@ -81,6 +81,11 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Start a draw."""
         return self.drawer.start(shape, device, self.mapped)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: nothing is compiled here, and torch would load its compiler, which takes seconds."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = dict(kwargs or {})
         operation = OPERATIONS.get(func.overloadpacket)
