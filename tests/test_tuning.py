@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from hush import tuning
+from hush import training, tuning
 from hush.accounting.accountant import epsilon
 from hush.accounting.selection import INDEPENDENT, Trials, random_trials
 from hush.cli import prepare as tasks
@@ -182,7 +182,7 @@ def test_private_rows_score_by_counts_with_noise_inside_the_event(tmp_path: Path
 
 def test_trials_start_alike_whatever_the_factory_of_the_model_keeps(monkeypatch: Any, capsys: Any) -> None:
     """A factory that gives the same object again would have one trial go on where another one ended."""
-    load, steps, starts = tasks.load_task, tuning.take_steps, []
+    load, steps, starts = tasks.load_task, training.take_steps, []
 
     def load_with_one_model(given: Any) -> Any:
         task = load(given)
@@ -197,7 +197,7 @@ def test_trials_start_alike_whatever_the_factory_of_the_model_keeps(monkeypatch:
         return select_best(Trials(20.0), *given, next(s for s in map(Secret.from_seed, range(99)) if 2 < count(s) < 6))
 
     monkeypatch.setattr(tasks, "load_task", load_with_one_model)
-    monkeypatch.setattr(tuning, "take_steps", note_start)
+    monkeypatch.setattr(training, "take_steps", note_start)
     monkeypatch.setattr(tuning, "select_best", choose)
     assert main([*SMALL, "--epsilon", "3", "--public-test"]) == 0
     assert len(starts) > 2
@@ -212,7 +212,7 @@ def test_ctrl_c_says_what_is_left_of_a_search(monkeypatch: Any, tmp_path: Path, 
     def choose(trials: Trials, *given: Any) -> Any:
         return select_best(Trials(20.0), *given, next(s for s in map(Secret.from_seed, range(99)) if count(s) > 2))
 
-    monkeypatch.setattr(tuning, "take_steps", interrupt)
+    monkeypatch.setattr(training, "take_steps", interrupt)
     monkeypatch.setattr(tuning, "select_best", choose)
     ledger = tmp_path / "ledger"
     given = ["--ledger", str(ledger)] if entered else []

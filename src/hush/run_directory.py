@@ -28,23 +28,35 @@ from hush.checkpointing import Checkpoints, LatestCheckpoint
 from hush.checkpointing.checkpoint import LOG, OtherPlan, describe_difference
 from hush.checkpointing.noise_reuse_guard import RELEASES, read_releases
 from hush.data_release import find_releases
-from hush.distributed.group import Record
 from hush.errors import FormatError, HushError, InvalidInputError, ReleaseError, ResumeError, RunStateError
 from hush.ledger.book import DATASET, Ledger
 from hush.ledger.run_account import RunAccount, charge
 from hush.matrix_factorization.cache import kept_in
 from hush.release.description import Description
-from hush.release.folder import CARD, PAGE, PRIVATE_PART, RELEASE, WEIGHTS, check_room, read_json, was_begun
+from hush.release.folder import (
+    CARD,
+    PAGE,
+    PRIVATE_PART,
+    RELEASE,
+    WEIGHTS,
+    check_room,
+    digest_files,
+    pack_weights,
+    read_json,
+    was_begun,
+)
 from hush.run import Run
 
 # The folder of a run: what it holds, and whether a command may begin or resume a run there.
 
 OPTIONS, FINISHED, ENDED = "options.json", "finished.json", "ended.json"  # in the private part of a run
 TUNED = "tuned.json"  # in the private part of a folder that `hush tune` writes
+METRICS = "private_metrics.json"  # the noisy metrics of the test rows, in the private part of a run
 REPLACES = "replaces.json"  # which release of an earlier run this run replaces, as requested by --overwrite
 COPIES = 4  # free disk space, in sizes of the release: two checkpoints, one being written, the release
 STATED = {"epsilon", "delta", "status", "sentence"}  # the guarantee in the result of a finished run
 DAMAGED = "is damaged, so the finished run cannot be reported again: its release has the model and the guarantee"
+DAMAGED_METRICS = "'{}' is damaged, and noisy metrics are drawn only once: restore the file"
 Notify = Callable[[str], None]
 """Takes one sentence for the operator."""
 
@@ -325,7 +337,7 @@ class RunDirectory:
         if self.begun and run.next == 0 and self.account is None:
             self.checkpoints.discard()
 
-    def describe_resume(self, run: Run) -> str:
+    def describe_resume(self) -> str:
         """What was saved and which command resumes the run, as the second half of a sentence."""
         if self.checkpoints is None:
             return "nothing was saved, because there is no --out"
@@ -341,16 +353,9 @@ class RunDirectory:
     def follow(self, run: Run, every: int, stack: ExitStack) -> None:
         """Log every step of the run and write a checkpoint every ``every`` steps; ``stack`` is closed with the run."""
         self._stack, run.directory = stack, self
-        if self.checkpoints is None:
-            return
-        checkpoints = self.checkpoints
-
-        def keep(record: Record) -> None:
-            checkpoints.log(record)
-            if run.next % every == 0 or run.next == run.plan.steps:
-                checkpoints.save(run)
-
-        run.after_step(keep)
+        if self.checkpoints is not None:
+            checkpoints = self.checkpoints
+            run.after_step(lambda record: checkpoints.log(run, record, every))
 
     def save_if_whole(self, run: Run) -> None:
         """Write a checkpoint now, unless a step was interrupted."""
@@ -383,6 +388,53 @@ class RunDirectory:
         if self._stack is not None:
             self._stack.close()
             self._stack = None
+
+    def save_private(self, name: str, value: Any) -> None:
+        """Save plain data in the private part of the run."""
+        if self.checkpoints is not None:
+            content = (dump_json(as_json_data(value), indent=2) + "\n").encode()
+            write_atomic(self.checkpoints.directory / name, content, mode=PRIVATE)
+
+    def release_metrics(self, run: Run, draw: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+        """The noisy metrics of a run, which ``draw`` draws from the run's secret; at most one release of a run.
+
+        They are saved before they are shown, and a repeated report reads them: other noise on the same counts would be
+        a second release. Raises `ResumeError` if the run has released metrics that are missing."""
+        if self.checkpoints is None:
+            return draw()
+        path, weights = self.checkpoints.directory / METRICS, digest_files({WEIGHTS: pack_weights(run.model)})[WEIGHTS]
+        resumed = self.resumed_from is not None  # a new run has drawn nothing
+        before = _read_metrics(path) if resumed else None
+        if resumed and before is None and (released := _find_released(self.release, weights)) is not None:
+            return released
+        if before is not None and before["run"] == self.checkpoints.name:
+            if before["weights"] == weights:
+                found: dict[str, Any] = before["metrics"]
+                return found
+            self.notify(
+                "the noisy metrics were drawn for other weights of this run and are paid for once: none are released"
+            )
+            return None
+        if resumed:
+            self._refuse_second_release(run, path)
+        metrics = draw()
+        self.save_private(METRICS, {"run": self.checkpoints.name, "weights": weights, "metrics": metrics})
+        return metrics
+
+    def check_metrics_kept(self, run: Run) -> None:
+        """Raise `ResumeError` before a resumed run takes a step if it has released noisy metrics that are missing."""
+        if self.checkpoints is None or self.resumed_from is None:
+            return
+        path = self.checkpoints.directory / METRICS
+        if not path.exists() and (self.release is None or not (self.release / CARD).is_file()):
+            self._refuse_second_release(run, path)
+
+    def _refuse_second_release(self, run: Run, path: Path) -> None:
+        if any(line["noise"] == run.secret.first.name for line in read_releases(path.with_name(RELEASES))):
+            raise ResumeError(
+                f"this run has released its noisy metrics and '{path}' is missing, so they would be released a second "
+                "time: restore the file, or the release"
+            )
 
     def total_for_card(self) -> dict[str, Any]:
         """What the card reports of all that the ledger records on these data: public numbers, without its path."""
@@ -491,6 +543,26 @@ def open_run_directory(
         if not was_begun(out):
             remove_empty_dirs(out, there)
         checkpoints.close()
+
+
+def _find_released(release: Path | None, weights: str) -> dict[str, Any] | None:
+    """The metrics in an existing release of the same weights, even if the private part is missing."""
+    if release is None or not (release / CARD).is_file():
+        return None
+    card = read_json(release / CARD)
+    digests, found = card.get("digests"), card.get("private_metrics")
+    same = isinstance(digests, dict) and digests.get(WEIGHTS) == weights
+    return found if same and isinstance(found, dict) else None
+
+
+def _read_metrics(path: Path) -> dict[str, Any] | None:
+    try:
+        found = read_json(path) if path.exists() else None
+    except InvalidInputError as error:
+        raise InvalidInputError(DAMAGED_METRICS.format(path)) from error
+    if found is not None and not found.keys() >= {"run", "weights", "metrics"}:
+        raise InvalidInputError(DAMAGED_METRICS.format(path))
+    return found
 
 
 def _compare_options(path: Path, options: bytes, flags: Mapping[str, str]) -> list[str]:

@@ -31,23 +31,25 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from safetensors.torch import load_file
-from torch import nn
+from safetensors.torch import load, load_file, save
+from torch import Tensor, nn
 
 from hush._internal import validate
 from hush._internal.identity import NoIdentity
 from hush._internal.progress import ProgressBar
 from hush._internal.settings import CHECKPOINT_EVERY
 from hush._internal.tensors import Losses, trainable
+from hush._internal.text import as_json_data
 from hush.accounting.guarantee import Guarantee
 from hush.checkpointing import Checkpoints, share_state
+from hush.data_release import ComposedRelease, DataRelease, Values, make_releases
 from hush.data_source import as_source
 from hush.distributed.group import MICROBATCH, ProcessGroup, Record, SingleProcess, on_rank_zero
 from hush.errors import InvalidInputError, ResumeError
@@ -56,11 +58,16 @@ from hush.methods import find, make_plan
 from hush.methods import options as list_options
 from hush.plan import Plan
 from hush.privacy_unit import Units
+from hush.release.description import Description
 from hush.release.folder import CARD, WEIGHTS, read_json
 from hush.run import Run
 from hush.run_directory import RunDirectory, open_run_directory
 
+if TYPE_CHECKING:
+    from hush.datasets.problem import Problem
+
 BATCH_SIZE, EPOCHS = 256, 20
+FIGURES, NOTES = "figures.json", "columns.json"  # in the private part of a run: exact metrics, counts of empty cells
 MEMORY_ONLY = "the trained model is not saved, and training it again costs the same ε again: give directory="
 _log = logging.getLogger("hush")
 
@@ -171,7 +178,7 @@ def train(
     per_epoch = -(-examples // round(plan.divisor)) if plan.divisor >= 1 else plan.steps
     model.train()
     try:
-        _take_all(run, per_epoch, on_epoch)
+        _take_with_progress(run, per_epoch, on_epoch)
     except BaseException:
         if run.directory is not None and run.next < plan.steps:
             run.directory.save_if_whole(run)
@@ -219,7 +226,7 @@ def plan_for_data(
     )
 
 
-def _take_all(run: Run, per_epoch: int, on_epoch: Callable[[int, Run], None] | None) -> None:
+def _take_with_progress(run: Run, per_epoch: int, on_epoch: Callable[[int, Run], None] | None) -> None:
     console = Console(stderr=True)
     hidden = not console.is_terminal or bool(run.ranks.rank)
     with ProgressBar(console=console, transient=True, auto_refresh=False, disable=hidden) as bar:
@@ -274,21 +281,41 @@ def start(
                 f"the run in '{directory}' is finished: load '{kept.release}' with hush.load, or start a new run in "
                 "another directory"
             )
-        with kept.keep_matrices():
-            run = plan.start(
-                model,
-                losses,
-                data,
-                secret=secret,
-                unit=groups,
-                rows_per_unit=rows_per_unit,
-                microbatch=execution.microbatch,
-                ranks=execution.processes,
-                noise_shards=execution.noise_shards,
-            )
-        on_rank_zero(ranks, lambda: kept.check_release(run))
+        shared: dict[str, Any] = {"secret": secret, "groups": groups, "rows_per_unit": rows_per_unit}
+        run = _start_in(kept, plan, model, losses, data, execution=execution, **shared)
         attach_first(ranks, kept, run, options)
         kept.follow(run, checkpoint_every, stack.pop_all())
+    return run
+
+
+def _start_in(
+    directory: RunDirectory,
+    plan: Plan,
+    model: nn.Module,
+    losses: Losses,
+    data: Any,
+    *,
+    execution: Execution,
+    secret: Any,
+    groups: Any,
+    rows_per_unit: int | None,
+    description: Description | None = None,
+    dataset: str = "",
+) -> Run:
+    """The run before its first step; raises for anything that would prevent it from being released there."""
+    with directory.keep_matrices():
+        run = plan.start(
+            model,
+            losses,
+            data,
+            secret=secret,
+            unit=groups,
+            rows_per_unit=rows_per_unit,
+            microbatch=execution.microbatch,
+            ranks=execution.processes,
+            noise_shards=execution.noise_shards,
+        )
+    on_rank_zero(run.ranks, lambda: directory.check_release(run, description, dataset))
     return run
 
 
@@ -299,11 +326,15 @@ def take_steps(run: Run, *, checkpoints: Checkpoints | None = None, every: int =
     run.model.train()
     for record in run:
         if checkpoints is not None:
-            checkpoints.log(record)
-            if run.next % every == 0 or run.next == run.plan.steps:
-                checkpoints.save(run)
+            checkpoints.log(run, record, every)
         yield record
     run.model.eval()
+
+
+def train_in_memory(run: Run) -> None:
+    """Take every remaining step, in memory."""
+    for _ in take_steps(run):
+        pass
 
 
 def open_first(stack: ExitStack, ranks: ProcessGroup, path: Path | None, **settings: Any) -> RunDirectory:
@@ -317,6 +348,171 @@ def attach_first(ranks: ProcessGroup, kept: RunDirectory, run: Run, options: byt
     """Begin or restore the run on process 0, then broadcast its state to all processes."""
     on_rank_zero(ranks, lambda: kept.attach(run, options))
     share_state(run)
+
+
+def release_first(ranks: ProcessGroup, release: Callable[[], Mapping[str, Values]]) -> Mapping[str, Values]:
+    """The releases before training, by key and name: process 0 charges, makes and saves them, or reads them when the
+    run is resumed, and broadcasts the values."""
+    made: dict[str, Values] = {}
+    on_rank_zero(ranks, lambda: made.update(release()))
+    if ranks.world == 1:
+        return made
+    flat = {f"{key}/{name}": value.cpu().contiguous() for key, named in made.items() for name, value in named.items()}
+    found: dict[str, dict[str, Tensor]] = {}
+    for text, value in load(ranks.broadcast_bytes(b"" if ranks.rank else save(flat))).items():
+        key, _, name = text.partition("/")
+        found.setdefault(key, {})[name] = value
+    return found
+
+
+@dataclass
+class ProblemRun:
+    """A run of a problem: the service behind `hush train`, a trial of `hush tune` and a run of `hush bench`.
+
+    `begin` attaches it to its directory and makes the releases before training, which the caller then follows by the
+    steps (`take_steps`); `conclude` evaluates the model. ``before`` are those releases as fields of an answer."""
+
+    problem: Problem
+    run: Run
+    directory: RunDirectory
+    dataset: str = ""
+    before: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def start(
+        cls,
+        problem: Problem,
+        plan: Plan,
+        model: nn.Module,
+        losses: Losses,
+        *,
+        directory: RunDirectory | None = None,
+        dataset: str | None = None,
+        secret: Any = None,
+        rows_per_unit: int | None = None,
+        execution: Execution | None = None,
+    ) -> ProblemRun:
+        """The run before its first step. Raises for anything that would prevent it from being released."""
+        directory, named = directory or RunDirectory(None, False), dataset or problem.name
+        run = _start_in(
+            directory,
+            plan,
+            model,
+            losses,
+            problem.train,
+            execution=execution or Execution(),
+            secret=secret,
+            groups=problem.whose,
+            rows_per_unit=rows_per_unit,
+            description=problem.describe(),
+            dataset=named,
+        )
+        return cls(problem, run, directory, named)
+
+    def begin(self, options: bytes, releases: Sequence[DataRelease] = ()) -> None:
+        """Begin or restore the run in its directory; charge and make its releases before training, or read them."""
+        run, directory = self.run, self.directory
+        attach_first(run.ranks, directory, run, options)
+        if releases:
+            from hush.statistics.releases import take_releases
+
+            folder = None if directory.checkpoints is None else directory.checkpoints.directory
+            values = release_first(run.ranks, lambda: make_releases(run, releases, folder))
+            self.problem, self.before = take_releases(self.problem, run, values)
+        if self._find_private_metrics() is not None:
+            on_rank_zero(run.ranks, lambda: directory.check_metrics_kept(run))
+
+    def conclude(self, *, public_test: bool, stopped: Mapping[str, Any] | None = None) -> Outcome:
+        """Evaluate the model on the test rows, and choose what of it is released: exact metrics of rows that are
+        declared public, or noisy ones for which the plan pays."""
+        from hush.datasets.evaluation import evaluate_problem, list_metrics
+
+        run, problem = self.run, self.problem
+        run.model.eval()
+        model = problem.trim(run.model) if "private_classes" in self.before else run.model
+        evaluation = evaluate_problem(model, problem)
+        measured = list_metrics(evaluation, problem)
+        self.directory.save_private(FIGURES, measured)
+        if problem.notes is not None:
+            self.directory.save_private(NOTES, {"columns": list(problem.notes.private)})
+        noisy, released = self._find_private_metrics(), {}
+        if public_test:
+            released = {"test_figures": as_json_data({**measured, "rows": evaluation.examples})}
+        elif noisy is not None:
+            from hush.statistics.private_metrics import draw_metrics
+
+            first = run.secret.first
+            found = self.directory.release_metrics(run, lambda: draw_metrics(problem, evaluation, noisy, first))
+            released = {"private_metrics": found}
+        return Outcome(self, model, measured, released, {} if stopped is None else {"stopped": dict(stopped)})
+
+    def _find_private_metrics(self) -> ComposedRelease | None:
+        if not self.run.plan.composed:
+            return None
+        from hush.statistics.private_metrics import find_metrics
+
+        return find_metrics(self.run.plan)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a `ProblemRun`. ``measured`` are exact metrics of the test rows, which are private unless the rows
+    are; ``released`` are the metrics on the card, and ``ended`` says whether the run stopped early."""
+
+    job: ProblemRun
+    model: nn.Module
+    measured: dict[str, Any]
+    released: dict[str, Any]
+    ended: dict[str, Any]
+
+    def release(self, folder: Path, more: Mapping[str, Any] | None = None) -> Path:
+        """Write the release, with ``more`` on its card."""
+        job = self.job
+        return job.run.release(
+            folder,
+            description=job.problem.describe(),
+            overwrite=job.directory.replaces,
+            dataset=job.dataset,
+            metrics={**job.before, **self.released, **self.ended, **(more or {}), **job.directory.total_for_card()},
+            model=self.model,
+        )
+
+    def summarize(self) -> dict[str, Any]:
+        """The guarantee and its plan, as fields of every command's answer."""
+        return {"problem": self.job.problem.name, **describe_run(self.job.run)}
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of `hush train --json`."""
+        run, directory = self.job.run, self.job.directory
+        return {
+            **self.summarize(),
+            **self.measured,
+            **{name: value for name, value in self.released.items() if name == "private_metrics"},
+            **self.job.before,
+            **self.ended,
+            "out": None if directory.out is None else str(directory.out),
+            "release": None if directory.release is None else str(directory.release),
+            "resumed_from": directory.resumed_from,
+            "taken_again": [[attempt.start + 1, attempt.taken] for attempt in run.history.again],
+            "ledger": directory.summarize_ledger(),
+        }
+
+
+def describe_run(run: Run) -> dict[str, Any]:
+    """The guarantee of a run and what its plan is, as plain data."""
+    plan, guarantee = run.plan, run.guarantee
+    return {
+        "method": plan.method,
+        "epsilon": guarantee.epsilon,
+        "delta": guarantee.delta,
+        "unit": guarantee.unit,
+        "status": guarantee.status,
+        "protects": guarantee.protects,
+        "noise_multiplier": plan.sigma if plan.has_guarantee else 0.0,
+        "steps": plan.steps,
+        "sentence": guarantee.sentence(),
+        "statement": str(guarantee),
+    }
 
 
 def _identify(plan: Plan, model: nn.Module) -> bytes:

@@ -60,7 +60,7 @@ from hush.randomness import Secret, generator, streams
 from hush.release.folder import RELEASE
 from hush.run import Run
 from hush.run_directory import RunDirectory, open_search
-from hush.training import plan_for_data, take_steps
+from hush.training import plan_for_data, train_in_memory
 
 Model = TypeVar("Model")
 Candidate = dict[str, Any]
@@ -200,21 +200,17 @@ def run_trials(
     plan: Plan,
     space: Space,
     make: Callable[[Candidate], Plan],
-    start: Callable[[Plan], Run],
-    judge: Callable[[Run], tuple[float, Model]],
+    train: Callable[[Plan], tuple[float, Model]],
 ) -> Winner[Model] | None:
-    """The best of a secret number of trials of a plan that `price_search` gave: each is started on its own copy of the
-    model with its own secret, trained in memory, and scored by ``judge``."""
+    """The best of a secret number of trials of a plan that `price_search` gave: ``train`` trains a copy of the model in
+    memory under this plan, with its own secret, and scores it."""
 
     def run_trial(candidate: Candidate) -> tuple[float, Model]:
         own = replace(make(candidate), sigma=plan.sigma, tails=plan.tails, precision=plan.precision)
         own = replace(own, trials=plan.trials)
         if not costs_the_same(plan, own):
             raise NotProvenError("this candidate has another privacy event than the search was accounted for")
-        run = start(own)
-        for _ in take_steps(run):
-            pass
-        return judge(run)
+        return train(own)
 
     assert plan.trials is not None
     return select_best(plan.trials, space, run_trial)
@@ -283,7 +279,9 @@ def tune(
     def start(plan: Plan) -> Run:
         return plan.start(copy.deepcopy(model), losses, data, unit=groups, rows_per_unit=options.get("rows_per_unit"))
 
-    def judge(run: Run) -> tuple[float, Run]:
+    def train(plan: Plan) -> tuple[float, Run]:
+        run = start(plan)
+        train_in_memory(run)
         return float(score(run.model)), run
 
     out = None if directory is None else Path(directory)
@@ -295,7 +293,7 @@ def tune(
         if ledger is not None and dataset is not None:
             opened = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
             charge_search(opened, dataset, plan, new_dataset=new_dataset)
-        winner = run_trials(plan, space, make, start, judge)
+        winner = run_trials(plan, space, make, train)
         if winner is None:
             return None
         run = winner.made

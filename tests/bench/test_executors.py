@@ -5,26 +5,30 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import math
+import multiprocessing
 import os
 import signal
 import subprocess
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load
+from torch import Tensor
 
 from hush._internal import storage
 from hush.bench import executors, trial
 from hush.bench import store as store_module
-from hush.bench.executors import Inline, Local
+from hush.bench.executors import WAIT, Driver, Inline, Job, Local
 from hush.bench.ray_cluster import OnRay
 from hush.bench.spec import read_spec
-from hush.bench.store import JobLocks, StoreFullError, open_store
-from hush.bench.sweep import ExecutorOptions, make_executor, sweep
-from hush.bench.trial import COPIES, RunOptions, TrialMetrics, read_trial_metrics, write_trial_metrics
+from hush.bench.store import Result, StoreFullError, open_store
+from hush.bench.sweep import ExecutorOptions, Tally, make_executor, sweep
+from hush.bench.trial import RunOptions, TrialMetrics
 from hush.checkpointing import Checkpoints
+from hush.checkpointing.tree import flatten, unflatten
 from hush.cli import main
 from hush.errors import InvalidInputError
 from store_contents import contents
@@ -67,8 +71,6 @@ def die_at(event: int) -> None:
         return moved
 
     storage.os.replace, store_module.os.rename = dying(replace), dying(rename)
-    from hush.bench.trial import TrialMetrics
-
     step = TrialMetrics.step
 
     def stepping(self, *arguments):
@@ -263,24 +265,46 @@ def test_what_an_executor_has_no_use_for_is_refused(name, wishes, said) -> None:
         make_executor(name, wishes)
 
 
-def test_a_worker_without_its_parent_stops(tmp_path, small) -> None:
-    from hush.bench.executors import Job, _worker
-
-    store = open_store(tmp_path / "store")
+def test_a_worker_without_its_parent_stops() -> None:
+    ours, theirs = multiprocessing.Pipe()
     with pytest.raises(SystemExit):
-        _worker(Job(store.root, small.trials), "cpu", 1, parent=1 if os.getppid() != 1 else 2)
-    assert store.keys() == set()
-    assert json.loads((Path(store.root) / "store.json").read_text())["format"]
+        executors._work(theirs, parent=1 if os.getppid() != 1 else 2)
+    assert not ours.poll()  # it never said that it was ready
 
 
-def test_a_run_whose_lock_was_removed_is_left_to_the_worker_that_is_at_it(tmp_path: Path, small) -> None:
+def test_a_run_whose_directory_is_in_use_is_waited_for(tmp_path: Path, small) -> None:
+    """As after a sweep was killed whose worker still runs."""
     store, (trial, *_) = open_store(tmp_path / "store"), small.trials
-    living = Checkpoints(store.working(trial.key) / "run")
-    assert not executors.try_trial(trial, store, RunOptions())
-    assert not store.has(trial.key)
-    living.close()
-    assert executors.try_trial(trial, store, RunOptions())
+    living, closed = Checkpoints(store.working(trial.key) / "run"), []
+
+    def watch(tally: Tally) -> None:
+        if len(tally.outcomes) == len(small.trials) - 1 and not closed:
+            assert not store.has(trial.key)
+            living.close()
+            closed.append(True)
+
+    assert sweep(small, store, Inline(), watch=watch).summary()["done"] == 4
     assert store.record(trial.key)["outcome"] == "finished"
+
+
+def test_a_failure_is_not_recorded_while_the_run_goes_on(tmp_path: Path, small) -> None:
+    store, (trial, *_) = open_store(tmp_path / "store"), small.trials
+    with Driver(Job(store.root, small.trials)) as driver:
+        assert driver.take() == trial
+        living = Checkpoints(store.working(trial.key) / "run")
+        driver.count_death(trial, "its node was cut off")
+        assert not store.has(trial.key)
+        living.close()
+        time.sleep(WAIT)
+        assert driver.take() == trial
+        driver.count_death(trial, "its node was cut off")
+    assert store.record(trial.key)["reason"] == "its node was cut off, for the 2. time"
+
+
+def test_a_result_arrives_as_it_was_sent() -> None:
+    private = {"steps.safetensors": b"\0\1", "empty": b""}
+    sent = Result({"key": "k", "loss": 0.1, "text": "größer"}, ({"step": 1},), private, {"model.safetensors": b"w"})
+    assert Result.from_bytes(sent.to_bytes()) == sent
 
 
 # Dead workers, flipped bytes and file systems without working locks.
@@ -358,14 +382,15 @@ def stopped(small, store) -> Path:
     return store.root / "working" / small.trials[0].key
 
 
-@pytest.mark.parametrize("place", [3, 40, -3])  # the length, the header, a figure
-def test_one_flipped_byte_in_a_figures_file_loses_nothing(tmp_path, small, place) -> None:
+@pytest.mark.parametrize("place", [3, 40, -3])  # the length, the header, a number
+def test_one_flipped_byte_in_a_checkpoint_loses_nothing(tmp_path, small, place) -> None:
+    """The checkpoint before it has the metrics up to its own step."""
     whole, store = open_store(tmp_path / "whole"), open_store(tmp_path / "store")
     sweep(small, whole, Inline())
-    metrics = stopped(small, store) / COPIES[0]
-    content = bytearray(metrics.read_bytes())
+    newest = max((stopped(small, store) / "run").glob("checkpoint-*"))
+    content = bytearray(newest.read_bytes())
     content[place] ^= 1
-    metrics.write_bytes(content)
+    newest.write_bytes(content)
     sweep(small, store, Inline(), settings=EVERY_STEP)
     key = small.trials[0].key
     assert store.record(key)["resumed"] == 1
@@ -374,37 +399,20 @@ def test_one_flipped_byte_in_a_figures_file_loses_nothing(tmp_path, small, place
         assert (store.folder(key) / name).read_bytes() == (whole.folder(key) / name).read_bytes()
 
 
-def test_without_any_figures_the_run_goes_on_and_says_what_it_has_lost(tmp_path, small) -> None:
-    whole, store = open_store(tmp_path / "whole"), open_store(tmp_path / "store")
-    sweep(small, whole, Inline())
-    working = stopped(small, store)
-    for name in COPIES:
-        (working / name).unlink()
-    sweep(small, store, Inline(), settings=EVERY_STEP)
-    key = small.trials[0].key
-    assert store.record(key)["outcome"] == "finished"
-    assert (store.folder(key) / "model.safetensors").read_bytes() == (
-        whole.folder(key) / "model.safetensors"
-    ).read_bytes()
-    steps = load((store.folder(key) / "private" / "steps.safetensors").read_bytes())["loss"]
-    expected = load((whole.folder(key) / "private" / "steps.safetensors").read_bytes())["loss"]
-    assert len(steps) == len(expected)
-    assert steps[:6].isnan().all()
-    assert steps[6:].tolist() == expected[6:].tolist()
+def test_metrics_travel_with_a_checkpoint(tmp_path) -> None:
+    metrics = TrialMetrics({"loss": [1.0, math.inf]}, [{"step": 1, "test_loss": math.nan}], 1.5, 0.5, 2)
+    tensors: dict[str, Tensor] = {}
+    state = unflatten(json.loads(json.dumps(flatten(metrics.state(), tensors), allow_nan=False)), tensors)
+    found = TrialMetrics.restore(state, 2)
+    assert (found.curves, found.seconds, found.resumed) == ({"loss": [1.0, math.inf]}, 1.5, 3)
+    assert math.isnan(found.epochs[0]["test_loss"])
 
 
-def test_figures_of_a_changed_byte_are_not_read(tmp_path) -> None:
-    write_trial_metrics(tmp_path, TrialMetrics({"loss": [1.0, 2.0]}, [{"step": 1}], 1.5, 0.5, 2))
-    for name in COPIES:
-        path = tmp_path / name
-        content = path.read_bytes()
-        for place in range(0, len(content), 7):
-            damaged = bytearray(content)
-            damaged[place] ^= 64
-            path.write_bytes(damaged)
-            assert read_trial_metrics(tmp_path).curves == {"loss": [1.0, 2.0]}  # from the other copy
-        path.write_bytes(content)
-    assert read_trial_metrics(tmp_path).epochs == [{"step": 1}]
+def test_metrics_that_a_checkpoint_lacks_are_unknown() -> None:
+    found = TrialMetrics.restore(None, 3)
+    found.step({"loss": 4.0, "examples": 2.0}, 0.5)
+    assert [math.isnan(value) for value in found.curves["loss"]] == [True, True, True, False]
+    assert found.resumed == 1
 
 
 def test_a_disk_that_cannot_lock_is_told_in_one_sentence(tmp_path, small, monkeypatch, capsys) -> None:
@@ -425,18 +433,3 @@ def test_locks_that_do_nothing_are_noticed(tmp_path, small, monkeypatch) -> None
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
     with pytest.raises(InvalidInputError, match="locks"):
         sweep(small, open_store(tmp_path / "store"), Inline())
-
-
-def test_a_job_lock_is_read_back(tmp_path, monkeypatch) -> None:
-    locks = JobLocks(tmp_path)
-    from hush.bench import store as module
-
-    real = module.write_in_place
-
-    def and_somebody_else(descriptor: int, content: bytes) -> None:
-        real(descriptor, content)
-        real(descriptor, json.dumps(json.loads(content) | {"nonce": "theirs"}).encode())
-
-    monkeypatch.setattr(module, "write_in_place", and_somebody_else)
-    with pytest.raises(InvalidInputError, match="locks"):
-        locks.take("key")

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
+import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from hush._internal import storage
-from hush._internal.storage import try_lock, unlock
 from hush.bench.dataframes import choose_settings, read_curves, read_runs
-from hush.bench.store import Owner, Result, Store, find_start, open_store
+from hush.bench.store import NotShared, Result, Store, open_store
 from hush.errors import InvalidInputError
 
 
@@ -24,22 +20,8 @@ def store(tmp_path) -> Store:
     return open_store(tmp_path / "store")
 
 
-def gone() -> Owner:
-    """A process that has lived and died."""
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    owner = Owner(socket.gethostname(), process.pid, find_start(process.pid) or "")
-    assert owner.is_alive()
-    process.kill()
-    process.communicate()
-    return owner
-
-
-def leave_claim(store: Store, key: str, owner: Owner) -> None:
-    (store.locks.directory / f"{key}.lock").write_text(json.dumps(vars(owner)))
-
-
 def test_a_result_appears_whole(store) -> None:
-    store.finish("k", Result({"key": "k", "outcome": "finished"}, ({"step": 1},), (("a.bin", b"1"),)))
+    store.finish("k", Result({"key": "k", "outcome": "finished"}, ({"step": 1},), {"a.bin": b"1"}))
     assert store.keys() == {"k"}
     assert store.record("k")["outcome"] == "finished"
     assert (store.folder("k") / "epochs.jsonl").read_text() == '{"step": 1}\n'
@@ -53,88 +35,45 @@ def test_the_first_result_stays(store) -> None:
     assert store.record("k") == {"n": 1, "outcome": "finished"}
 
 
-def test_a_result_that_cannot_be_written_leaves_nothing(store) -> None:
-    def release(folder) -> None:
-        (folder / "half").write_text("x")
+def test_a_result_that_cannot_be_written_leaves_nothing(store, monkeypatch) -> None:
+    def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
+    monkeypatch.setattr(storage.os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        store.finish("k", Result({}, release=release))
+        store.finish("k", Result({}, release={"half": b"x"}))
     assert store.keys() == set()
     assert list((store.root / "working" / "k").iterdir()) == []
 
 
-def test_a_claim_excludes_others_until_it_is_dropped(store) -> None:
-    claim = store.locks.take("k")
-    assert claim is not None
+def test_a_lock_excludes_other_sweeps_until_it_is_dropped(store) -> None:
+    lock = store.locks.take("k")
+    assert lock is not None
     assert store.locks.take("k") is None
-    assert store.locks.owner("k") == Owner.me()
-    assert set(store.locks.held()) == {"k"}
-    claim.drop()
-    assert store.locks.owner("k") is None
+    assert store.locks.held() == {"k"}
+    lock.drop()
+    assert store.locks.held() == set()
     assert store.locks.take("k") is not None
 
 
-def test_a_finished_run_cannot_be_claimed(store) -> None:
+def test_a_finished_run_cannot_be_taken(store) -> None:
     assert store.locks.take("k", lambda: True) is None
-    assert store.locks.owner("k") is None
+    assert store.locks.held() == set()
 
 
-def test_the_claim_of_a_killed_process_is_taken_over(store) -> None:
-    leave_claim(store, "k", gone())
-    assert store.locks.held() == {}
-    assert store.locks.take("k") is not None
-    assert store.locks.owner("k") == Owner.me()
-
-
-def test_a_reused_process_number_is_another_process(store) -> None:
-    leave_claim(store, "k", Owner(socket.gethostname(), os.getpid(), "long ago"))
-    assert store.locks.take("k") is not None
-
-
-def test_a_zombie_is_dead() -> None:
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    owner = Owner(socket.gethostname(), process.pid, find_start(process.pid) or "")
-    os.kill(process.pid, signal.SIGKILL)
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody has collected it
-    assert not owner.is_alive()
-    process.communicate()
-
-
-def test_a_claim_from_another_host_is_honoured(store) -> None:
-    leave_claim(store, "k", Owner("elsewhere", 1, "x"))
-    assert store.locks.take("k") is None
-    assert set(store.locks.held()) == {"k"}
-
-
-def sign(store: Store, key: str, host: str) -> Path:
-    """A job's file as a process of another machine has left it, which held the kernel's lock on it."""
-    path = store.locks.directory / f"{key}.lock"
-    path.write_text(json.dumps({"host": host, "pid": 1, "started": "x", "locked": True, "nonce": "n"}))
-    return path
-
-
-def test_the_claim_of_another_host_ends_with_its_lock(store) -> None:
-    path = sign(store, "k", "elsewhere")
-    descriptor = try_lock(path)
-    assert descriptor is not None
-    assert store.locks.take("k") is None
-    assert set(store.locks.held()) == {"k"}
-    store.tidy()
-    assert path.exists()
-    unlock(descriptor)  # as the kernel or the file server does when that process or machine is gone
-    assert store.locks.held() == {}
-    assert store.locks.take("k") is not None
-
-
-def test_a_process_of_the_same_name_and_another_machine_is_alive_while_it_holds_the_lock(store) -> None:
-    """Two containers may have one host name; a process number means nothing from one to the other."""
-    path = sign(store, "k", socket.gethostname())
-    descriptor = try_lock(path)
-    assert descriptor is not None
-    assert store.locks.take("k") is None
-    unlock(descriptor)
-    assert store.locks.take("k") is not None
+def test_a_worker_proves_that_it_sees_the_locks_of_its_sweep(store, tmp_path) -> None:
+    lock = store.locks.take("k")
+    assert lock is not None
+    store.locks.prove_shared("k", lock.token, "here")
+    with pytest.raises(NotShared, match="does not see"):
+        store.locks.prove_shared("k", "0" * 32, "far")
+    copy = tmp_path / "copy"
+    shutil.copytree(store.root, copy)  # the token is there, and the lock is not
+    with pytest.raises(NotShared, match="locks"):
+        Store(copy).locks.prove_shared("k", lock.token, "far")
+    lock.drop()
+    with pytest.raises(NotShared):
+        store.locks.prove_shared("k", lock.token, "here")
 
 
 def test_a_note_that_could_not_be_written_to_its_end_jams_nothing(store, monkeypatch) -> None:
@@ -145,7 +84,7 @@ def test_a_note_that_could_not_be_written_to_its_end_jams_nothing(store, monkeyp
         patch.setattr(storage.os, "fsync", full)
         with pytest.raises(OSError, match="No space"):
             store.locks.take("k")
-    assert store.locks.held() == {}
+    assert store.locks.held() == set()
     assert store.locks.take("k") is not None
 
 
@@ -164,29 +103,15 @@ def test_a_killed_process_leaves_its_lock_to_others(store) -> None:
     assert store.locks.take("k") is not None
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 3}', '{"host": "a", "pid": "x", "started": ""}'])
-def test_a_note_that_cannot_be_read_is_void(store, content) -> None:
-    (store.locks.directory / "k.lock").write_text(content)
-    assert store.locks.take("k") is not None
-
-
-def test_somebody_elses_claim_is_not_dropped(store) -> None:
-    claim = store.locks.take("k")
-    assert claim is not None
-    leave_claim(store, "k", Owner("elsewhere", os.getpid(), "x"))  # as after a lock that this machine has lost
-    claim.drop()
-    assert store.locks.owner("k") == Owner("elsewhere", os.getpid(), "x")
-
-
 def test_tidying_removes_what_the_dead_left_and_nothing_else(store) -> None:
     store.finish("done", Result({}))
     for key in ("done", "unfinished", "running"):
         store.working(key)
         (store.root / "working" / key / "secret").write_text("x")
-    leave_claim(store, "unfinished", gone())
-    leave_claim(store, "running", Owner.me())
-    (store.locks.directory / ".x.lock.00.part").write_text("")
+    (store.locks.directory / "unfinished.lock").write_text("of a sweep that was killed")
+    lock = store.locks.take("running")
     store.tidy()
+    assert lock is not None
     assert {p.name for p in (store.root / "working").iterdir()} == {"unfinished", "running"}
     assert {p.name for p in store.locks.directory.iterdir()} == {"running.lock", "mutex"}
 

@@ -199,7 +199,7 @@ def test_what_failed_is_told(capsys, tmp_path, write_spec) -> None:
         (("absent.toml", "--store", "s"), "cannot read the spec 'absent.toml'"),
         (("{spec}", "--store", "s", "--executor", "cloud"), "unknown executor 'cloud'"),
         (("{spec}", "--store", "s", "--workers", "0"), "workers must be a whole number of at least 1"),
-        (("{bad}", "--store", "s"), "line 5: method 'sgd' has no option 'clip'"),
+        (("{bad}", "--store", "s"), "clip: method 'sgd' has no option 'clip'"),
     ],
 )
 def test_bad_input_gets_one_sentence(capsys, tmp_path, write_spec, monkeypatch, arguments, sentence) -> None:

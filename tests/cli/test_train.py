@@ -17,11 +17,11 @@ from hush import InvalidInputError
 from hush.accounting.guarantee import HELD, say_own_data
 from hush.cli import main
 from hush.cli.prepare import find_device
-from hush.cli.train import _draw
 from hush.datasets.evaluation import Evaluation
 from hush.privacy_unit import ROWS_PER_UNIT
 from hush.randomness import Secret
 from hush.statistics.histogram import FINEST
+from hush.statistics.private_metrics import draw_metrics
 from hush.tabular.problem import from_files
 from hush.tabular.unit_ids import identify
 from train_arguments import keep
@@ -678,7 +678,7 @@ def test_a_unit_counts_once_in_figures_with_noise(table_units: Path) -> None:
     class Release:
         event, lost, adjacency = _Silent(), 0.0, "zero-out"
 
-    drawn = _draw(problem, found, Release(), Secret.from_seed(0, "metrics"))  # type: ignore[arg-type]
+    drawn = draw_metrics(problem, found, Release(), Secret.from_seed(0, "metrics"))  # type: ignore[arg-type]
     assert abs(np.sum(drawn["noisy_confusion"]) - units) < 1e-2 + rows * FINEST
     assert drawn["figures"]["rows"] == units
     assert drawn["weighed"] == "each patient_id counts 1, whatever its rows"

@@ -18,11 +18,12 @@ from hush import make_plan
 from hush.accounting import events
 from hush.cli import main
 from hush.cli.main import app
-from hush.cli.train import METRICS, list_lines
+from hush.cli.train import list_lines
 from hush.data_release import make_releases
 from hush.errors import InvalidInputError, ResumeError
 from hush.ledger.book import Ledger
 from hush.release.folder import WEIGHTS, pack_weights
+from hush.run_directory import METRICS
 from hush.statistics import releases
 from hush.tabular.problem import from_files
 from train_arguments import keep
@@ -163,7 +164,7 @@ def test_figures_that_are_gone_with_the_release_are_refused(more, capsys, tmp_pa
     (out / "release").rename(tmp_path / "moved")
     (out / "private" / METRICS).unlink()
     drawn: list[object] = []
-    monkeypatch.setattr("hush.cli.train._draw", lambda *a: drawn.append(a))
+    monkeypatch.setattr("hush.statistics.private_metrics.draw_metrics", lambda *a: drawn.append(a))
     with pytest.raises(ResumeError, match=METRICS):
         raised("train", "--out", out, "--resume")
     assert drawn == []
@@ -423,7 +424,7 @@ def test_figures_and_ranges_share_the_epsilon(capsys, people: Path) -> None:
     assert said in found["sentence"]
 
 
-@pytest.mark.parametrize("where", ["make_releases", "take_releases"])
+@pytest.mark.parametrize("where", ["hush.training.make_releases", "hush.statistics.releases.take_releases"])
 def test_stopped_at_the_release_it_goes_on_to_the_same_bits(
     capsys, monkeypatch, people: Path, tmp_path: Path, where: str
 ) -> None:
@@ -445,13 +446,13 @@ def test_stopped_at_the_release_it_goes_on_to_the_same_bits(
     whole = answer(capsys, *given, "--out", tmp_path / "whole", "--ledger", tmp_path / "first")
 
     def stop(run: Any, *rest: object) -> None:
-        if where == "make_releases":
+        if where == "hush.training.make_releases":
             run.charge()
         raise KeyboardInterrupt
 
     broken = ("--out", tmp_path / "broken", "--ledger", tmp_path / "second")
     with monkeypatch.context() as patched:
-        patched.setattr(f"hush.cli.train.{where}", stop)
+        patched.setattr(where, stop)
         with pytest.raises((KeyboardInterrupt, SystemExit)):
             raise SystemExit(main([str(a) for a in (*given, *broken)]))
     capsys.readouterr()

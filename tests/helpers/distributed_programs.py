@@ -18,7 +18,6 @@ from torch.nn import functional
 import hush
 from hush._internal.tensors import checksum
 from hush.checkpointing import Checkpoints, share_state
-from hush.cli.train import release_first
 from hush.distributed.group import init_distributed
 from hush.errors import BudgetExceededError, DistributedError, RunStateError, Stopped
 from hush.guarantees import Replay
@@ -28,7 +27,7 @@ from hush.methods import make_plan
 from hush.plan import Plan
 from hush.randomness import Secret
 from hush.run import Run
-from hush.training import take_steps
+from hush.training import release_first, take_steps
 
 N, STEPS = 36, 50
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "scale.md"

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 from hush.accounting.guarantee import Guarantee
 from hush.cli import train as taking
 from hush.cli.main import app, main
-from hush.cli.train import read_stop
 from hush.errors import InvalidInputError
 from hush.methods import make_plan
 from hush.sanitize.early_stopping import (
@@ -25,11 +24,12 @@ from hush.sanitize.early_stopping import (
     fit_slope,
     flag_flat,
     flag_steady,
-    measure_spread,
+    read_stop,
     state_stop,
     take_until,
     watch_epochs,
 )
+from hush.sanitize.privatised import sum_spreads
 from hush.training import take_steps
 from sanitized_models import data, losses, network, plan
 
@@ -105,8 +105,8 @@ def test_bad_windows_get_a_sentence(flag: object) -> None:
 
 
 def test_the_spread_is_that_of_each_example() -> None:
-    """[1, 3] has deviation 1 and [0, 8] has 4: 2.5 on average, however far apart the two lie."""
-    assert measure_spread(torch.tensor([[1.0, 3.0], [1000.0, 1008.0]])) == pytest.approx(2.5)
+    """[1, 3] has deviation 1 and [0, 8] has 4: 5 together, however far apart the two lie."""
+    assert float(sum_spreads(torch.tensor([[1.0, 3.0], [1000.0, 1008.0]]))) == pytest.approx(5.0)
 
 
 def test_a_stop_is_proven_at_the_plan_and_claimed_at_itself() -> None:

@@ -1,38 +1,49 @@
-"""One verb to carry out a job: in this process, in several of them, or on a cluster (`hush.bench.ray_cluster`).
+"""Carry out the runs of a sweep: in this process, in several of them, or on a cluster (`hush.bench.ray_cluster`).
 
-The store is the queue. Every worker takes a trial that is not finished, runs it and puts the result in its place
-(:func:`attempt`), until nothing is left. So any number of workers may come and go, two sweeps on one store share the
-work, and a worker that dies loses what it has done since its last checkpoint.
+Only the sweep's own process writes results (`Driver`). It takes a run that no other sweep has, hands it to a worker as
+a text (`write_task`), gets the result back as bytes (`run_task`) and stores it. A worker writes nothing but the
+checkpoints of its run, so a worker that dies loses what it has done since the last one, and so does a sweep that is
+killed. Any number of sweeps may share a store.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
-from hush.bench.store import DISK, Store, StoreFullError
+from hush._internal.imports import read_versions
+from hush._internal.storage import NoLocks, try_lock, unlock
+from hush.bench.store import DISK, RUN, NotShared, Result, Store, StoreFullError, TrialLock
 from hush.bench.trial import RunOptions, Trial, record_failure, run_trial
 from hush.checkpointing import InUse
+from hush.errors import InvalidInputError
 
 RETRIES = 2  # how often a trial whose worker died is tried again, before it is recorded as failed
-FULL, WAIT = 28, 0.2
-BEFORE = "before any run"
+WAIT = 0.2
+SAME = ("hush", "dp-accounting")
+DONE, BUSY, FULL, REFUSED = "done", "busy", "full", "refused"
 Watch = Callable[[], None]
 
 
 class Orphaned(BaseException):
     """The process that started this worker is gone."""
+
+
+class IncompatibleWorker(InvalidInputError):
+    """A process that cannot do the work that is sent to it: of other versions, or without the device."""
 
 
 @dataclass(frozen=True)
@@ -52,72 +63,158 @@ class Executor(Protocol):
         ...
 
 
-def work(job: Job) -> None:
-    """Run trials until none is left; wait for those that other workers are at, in case they die."""
+@dataclass
+class Driver:
+    """The runs of a job that are left, and those that this sweep has taken; the only writer of results.
+
+    A run that has lost its worker too often is recorded as failed, because it may be what kills them; its checkpoints
+    stay."""
+
+    job: Job
+    retries: int = 0
+    taken: dict[str, TrialLock] = field(default_factory=dict)
+    deaths: Counter[str] = field(default_factory=Counter)
+    early: int = 0  # workers that died before they had begun a run
+    _resting: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.store, self._left = Store(self.job.store), list(self.job.trials)
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        for key in list(self.taken):
+            self._drop(key)
+        if isinstance(error, OSError) and error.errno in DISK:
+            raise StoreFullError(error.errno, os.strerror(error.errno or 0), str(self.job.store)) from error
+
+    @property
+    def done(self) -> bool:
+        """Whether every run is in the store."""
+        there = self.store.keys()
+        self._left = [trial for trial in self._left if trial.key in self.taken or trial.key not in there]
+        return not self._left
+
+    def take(self) -> Trial | None:
+        """A run that nobody has; None if there is none at the moment."""
+        for trial in self._left:
+            if trial.key in self.taken or self._resting.get(trial.key, 0.0) > time.monotonic():
+                continue
+            lock = self.store.locks.take(trial.key, partial(self.store.has, trial.key))
+            if lock is not None:
+                self.taken[trial.key] = lock
+                return trial
+        return None
+
+    def store_result(self, trial: Trial, result: Result) -> None:
+        """Put the result of a run in its place."""
+        try:
+            self.store.finish(trial.key, result)
+        except OSError as error:
+            if error.errno in DISK:
+                raise
+            self.store.finish(trial.key, record_failure(trial, time.time(), error))
+        self._drop(trial.key)
+
+    def give_back(self, trial: Trial) -> None:
+        """Let a run be taken again, after a moment: its directory is in use."""
+        self._resting[trial.key] = time.monotonic() + WAIT
+        self._drop(trial.key)
+
+    def count_death(self, trial: Trial, how: str) -> None:
+        """A run has lost its worker: have it tried again, or record its failure."""
+        self.deaths[trial.key] += 1
+        if self.deaths[trial.key] <= self.retries or self._is_running(trial):
+            self.give_back(trial)
+            return
+        self.store_result(trial, record_failure(trial, time.time(), f"{how}, for the {self.deaths[trial.key]}. time"))
+
+    def count_early_death(self, most: int, how: str) -> None:
+        """A worker died before it had begun a run, which is no run's fault; too many of them stop the sweep."""
+        self.early += 1
+        if self.early > most:
+            raise ChildProcessError(f"workers end before they start a run ({how})")
+
+    def _is_running(self, trial: Trial) -> bool:
+        """Whether a worker that was lost, such as one on a node that is cut off, still runs a trial."""
+        path = self.store.root / "working" / trial.key / RUN / "lock"
+        if not path.exists():
+            return False
+        descriptor = try_lock(path)
+        if descriptor is not None:
+            unlock(descriptor)
+        return descriptor is None
+
+    def _drop(self, key: str) -> None:
+        with contextlib.suppress(OSError):
+            self.taken.pop(key).drop()
+
+    def write_task(self, trial: Trial, device: str, threads: int) -> str:
+        """A run that this sweep has taken as plain data, for a worker."""
+        task = {
+            "versions": read_versions(*SAME),
+            "trial": asdict(trial),
+            "key": trial.key,
+            "weights": self.job.settings.weights,
+            "checkpoint_seconds": self.job.settings.checkpoint_seconds,
+            "device": device,
+            "threads": threads,
+            "token": self.taken[trial.key].token,
+            "store": str(self.job.store.absolute()),
+        }
+        return json.dumps(task)
+
+    def take_answer(self, trial: Trial, content: bytes) -> None:
+        """Store what a worker has sent back about a run, or raise what stops the sweep."""
+        end, _, rest = content.partition(b"\n")
+        if end == DONE.encode():
+            self.store_result(trial, Result.from_bytes(rest))
+        elif end == BUSY.encode():
+            self.give_back(trial)
+        elif end == FULL.encode():
+            raise OSError(int(rest), os.strerror(int(rest)))
+        else:
+            raise InvalidInputError(rest.decode())
+
+
+def run_task(text: str, node: str, pulse: Callable[[], None] = lambda: None) -> bytes:
+    """Do what a task says, on this node: how it ended in one line, and the result. What makes every task fail here is
+    an answer; any other error is for the driver to count."""
     try:
-        _work(job, Store(job.store))
+        return DONE.encode() + b"\n" + _run(json.loads(text), node, pulse).to_bytes()
+    except InUse:
+        return BUSY.encode()
+    except (IncompatibleWorker, NotShared, NoLocks) as error:
+        return f"{REFUSED}\n{error}".encode()
     except OSError as error:
         if error.errno in DISK:
-            raise StoreFullError(error.errno, os.strerror(error.errno), str(job.store)) from error
+            return f"{FULL}\n{error.errno}".encode()
         raise
 
 
-def _work(job: Job, store: Store) -> None:
-    while left := [trial for trial in job.trials if not store.has(trial.key)]:
-        taken = [try_trial(trial, store, job.settings) for trial in left]
-        if not any(taken):
-            job.settings.pulse()
-            time.sleep(WAIT)
+def _run(task: dict[str, Any], node: str, pulse: Callable[[], None]) -> Result:
+    _check_versions(task["versions"], node)
+    store, trial = Store(Path(task["store"])), Trial(**task["trial"])
+    store.locks.prove_shared(task["key"], task["token"], node)
+    if trial.key != task["key"]:
+        raise IncompatibleWorker(f"node {node} takes run {task['key']} for another one: give all nodes the same hush")
+    if torch.device(task["device"]).type == "cuda" and not torch.cuda.is_available():
+        raise IncompatibleWorker(
+            f"node {node} was to run on a GPU and its torch sees none: leave --gpus out, or repair that node"
+        )
+    torch.set_num_threads(task["threads"])
+    return run_trial(trial, store, RunOptions(task["device"], task["weights"], task["checkpoint_seconds"], pulse))
 
 
-def try_trial(trial: Trial, store: Store, settings: RunOptions) -> bool:
-    """Run one trial, unless it is done or another process runs it (False); its lock is released in all cases except a
-    kill. If the lock of a running trial was removed, that run still has its working directory."""
-    claim = store.locks.take(trial.key, partial(store.has, trial.key))
-    if claim is None:
-        return False
-    try:
-        store.finish(trial.key, run_trial(trial, store, settings))
-    except InUse:
-        return False
-    except OSError as error:
-        if error.errno in DISK:
-            raise
-        store.finish(trial.key, record_failure(trial, time.time(), error))
-    finally:
-        with contextlib.suppress(OSError):
-            claim.drop()
-    return True
-
-
-@dataclass(frozen=True)
-class WorkerFailures:
-    """How often trials have lost their worker. One that has lost it too often is recorded as failed, for it may be what
-    kills them; its checkpoints stay."""
-
-    store: Store
-    retries: int
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def count_before(self, most: int, how: str) -> None:
-        """A worker that died before it had begun a run, which is no run's fault; too many of them stop the sweep."""
-        self.counts[BEFORE] += 1
-        if self.counts[BEFORE] > most:
-            raise ChildProcessError(f"workers end before they start a run ({how})")
-
-    def count(self, trial: Trial, how: str) -> None:
-        """One more, and how it happened, in half a sentence."""
-        self.counts[trial.key] += 1
-        if self.counts[trial.key] <= self.retries:
-            return
-        claim = self.store.locks.take(trial.key, partial(self.store.has, trial.key))
-        if claim is None:  # done in the meantime, or run by another process
-            return
-        try:
-            reason = f"{how}, for the {self.counts[trial.key]}. time"
-            self.store.finish(trial.key, record_failure(trial, time.time(), reason))
-        finally:
-            claim.drop()
+def _check_versions(wanted: dict[str, str], node: str) -> None:
+    """Raise for a worker of another version, where the same run would not be the same."""
+    for name, found in read_versions(*SAME).items():
+        if found != wanted.get(name):
+            raise IncompatibleWorker(
+                f"node {node} (process {os.getpid()}) has {name} {found} and this sweep {wanted.get(name)}: install "
+                "the same version on all nodes"
+            )
 
 
 @dataclass(frozen=True)
@@ -125,7 +222,7 @@ class Inline:
     """Everything in this process, one trial after the other."""
 
     def run_all(self, job: Job, watch: Watch) -> None:
-        """Work until nothing is left."""
+        """Run trials until none is left; wait for those of other sweeps, in case they die."""
         latest = time.monotonic()
 
         def pulse() -> None:
@@ -135,7 +232,29 @@ class Inline:
                 watch()
                 latest = time.monotonic()
 
-        work(replace(job, settings=replace(job.settings, pulse=pulse)))
+        with Driver(job) as driver:
+            while not driver.done:
+                trial = driver.take()
+                if trial is None:
+                    pulse()
+                    time.sleep(WAIT)
+                    continue
+                try:
+                    result = run_trial(trial, driver.store, replace(job.settings, pulse=pulse))
+                except InUse:
+                    driver.give_back(trial)
+                else:
+                    driver.store_result(trial, result)
+
+
+@dataclass
+class LocalWorker:
+    """A worker process, and the run that it has."""
+
+    process: multiprocessing.process.BaseProcess
+    device: str
+    ready: bool = False
+    trial: Trial | None = None
 
 
 @dataclass(frozen=True)
@@ -147,52 +266,62 @@ class Local:
 
     def run_all(self, job: Job, watch: Watch) -> None:
         """Start the workers, replace those that die, and stop when all are done."""
-        context = multiprocessing.get_context("spawn")
         threads = max(1, min(count_cores() // self.workers, torch.get_num_threads()))
-        deaths = WorkerFailures(Store(job.store), self.retries)
+        workers: dict[Connection, LocalWorker] = {}
+        with Driver(job, self.retries) as driver:
+            try:
+                for number in range(min(self.workers, len(job.trials))):
+                    _start(workers, choose_device(number))
+                while not driver.done:
+                    watch()
+                    for connection, worker in workers.items():
+                        if worker.ready and worker.trial is None and (trial := driver.take()) is not None:
+                            worker.trial = trial
+                            with contextlib.suppress(BrokenPipeError):  # it has died, which is seen below
+                                connection.send_bytes(driver.write_task(trial, worker.device, threads).encode())
+                    for landed in wait(list(workers), WAIT):
+                        assert isinstance(landed, Connection)
+                        self._take_message(landed, workers, driver)
+            finally:
+                for worker in workers.values():
+                    worker.process.terminate()
+                for connection, worker in workers.items():
+                    worker.process.join()
+                    connection.close()
 
-        def start(number: int) -> multiprocessing.process.BaseProcess:
-            device = choose_device(number)
-            process = context.Process(target=_worker, args=(job, device, threads, os.getpid()), daemon=True)
-            process.start()
-            return process
-
-        count = min(self.workers, len(job.trials))
-        processes = {number: start(number) for number in range(count)}
+    def _take_message(self, connection: Connection, workers: dict[Connection, LocalWorker], driver: Driver) -> None:
+        worker = workers[connection]
         try:
-            while processes:
-                watch()
-                time.sleep(WAIT)
-                for number, process in list(processes.items()):
-                    if process.exitcode is None:
-                        continue
-                    del processes[number]
-                    if process.exitcode != 0:
-                        self._handle_worker_exit(job, process, deaths)
-                        processes[number] = start(number)
-        finally:
-            for process in processes.values():
-                process.terminate()
-            for process in processes.values():
-                process.join()
-
-    def _handle_worker_exit(
-        self, job: Job, process: multiprocessing.process.BaseProcess, deaths: WorkerFailures
-    ) -> None:
-        """A worker has died: stop on a full disk, else count."""
-        if process.exitcode == FULL:
-            raise StoreFullError(FULL, os.strerror(FULL), str(job.store))
-        locks = deaths.store.locks
-        taken = [trial for trial in job.trials if (o := locks.owner(trial.key)) and o.is_here and o.pid == process.pid]
-        for trial in taken:
-            deaths.count(trial, f"its process died with code {process.exitcode}")
-        if not taken:
-            deaths.count_before((self.retries + 1) * self.workers, f"code {process.exitcode}")
+            content = connection.recv_bytes()
+        except (EOFError, OSError):
+            content = None
+        if content is not None:
+            if worker.trial is not None:
+                driver.take_answer(worker.trial, content)
+            worker.ready, worker.trial = True, None
+            return
+        del workers[connection]
+        connection.close()
+        worker.process.join()
+        code = worker.process.exitcode
+        if worker.trial is None:
+            driver.count_early_death((self.retries + 1) * self.workers, f"code {code}")
+        else:
+            driver.count_death(worker.trial, f"its process died with code {code}")
+        _start(workers, worker.device)
 
 
-def _worker(job: Job, device: str, threads: int, parent: int) -> None:
-    """The life of a worker process."""
-    torch.set_num_threads(threads)
+def _start(workers: dict[Connection, LocalWorker], device: str) -> None:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_work, args=(theirs, os.getpid()), daemon=True)
+    process.start()
+    theirs.close()
+    workers[ours] = LocalWorker(process, device)
+
+
+def _work(connection: Connection, parent: int) -> None:
+    """The life of a worker process: it says that it is ready, then runs a task after the other."""
 
     def pulse() -> None:
         if os.getppid() != parent:
@@ -200,10 +329,10 @@ def _worker(job: Job, device: str, threads: int, parent: int) -> None:
 
     try:
         pulse()
-        work(replace(job, settings=replace(job.settings, device=device, pulse=pulse)))
-    except StoreFullError:
-        sys.exit(FULL)
-    except (Orphaned, KeyboardInterrupt):
+        connection.send_bytes(b"")
+        while True:
+            connection.send_bytes(run_task(connection.recv_bytes().decode(), "of this machine", pulse))
+    except (EOFError, BrokenPipeError, Orphaned, KeyboardInterrupt):
         sys.exit(0)
 
 

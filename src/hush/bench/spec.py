@@ -39,69 +39,16 @@ from hush.errors import HushError, InvalidInputError, nearest
 from hush.methods import PlanConfig, find, make_plan, options
 from hush.randomness import public_seeds
 
-# The line of a key in a TOML text, for error messages.
-#
-# ``tomllib`` gives values without places. This reads the headers and the keys of the text and nothing else; a place
-# that it cannot see (a key of an inline table) is answered with the line of what holds it.
-
 Place = tuple[str | int, ...]
 """A path into the document: table names, keys, and positions in arrays of tables."""
 
-_NAME = r"""(?:"[^"]*"|'[^']*'|[A-Za-z0-9_-]+)"""
-_PART = re.compile(_NAME)
-_KEY = re.compile(rf"({_NAME}(?:\s*\.\s*{_NAME})*)\s*=")
 
-
-@dataclass(frozen=True)
-class Lines:
-    """The line, from 1, of every table and key that the text spells out."""
-
-    known: dict[Place, int]
-
-    @staticmethod
-    def of(text: str) -> Lines:
-        """Read the places of a TOML text."""
-        known: dict[Place, int] = {}
-        counts: dict[Place, int] = {}
-        table: Place = ()
-        for number, line in enumerate(text.splitlines(), start=1):
-            text = line.strip()
-            if header := _header(text):
-                table = _table(_parts(header), text.startswith("[["), counts)
-                known.setdefault(table, number)
-            elif key := _KEY.match(text):
-                known.setdefault((*table, *_parts(key[1])), number)
-        return Lines(known)
-
-    def at(self, *place: str | int) -> int:
-        """The line of a place, or of the nearest thing that holds it."""
-        for length in range(len(place), 0, -1):
-            if place[:length] in self.known:
-                return self.known[place[:length]]
-        return 1
-
-
-def _parts(dotted: str) -> list[str]:
-    return [part.strip("\"'") for part in _PART.findall(dotted)]
-
-
-def _header(text: str) -> str:
-    """What is between the brackets of a table's header; empty for any other line."""
-    brackets = 2 if text.startswith("[[") else 1 if text.startswith("[") else 0
-    name, closed, rest = text[brackets:].partition("]" * brackets) if brackets else ("", "", "")
-    return name.strip() if closed and (not rest.strip() or rest.strip().startswith("#")) else ""
-
-
-def _table(names: list[str], is_array: bool, counts: dict[Place, int]) -> Place:
-    """The path of a header: a name that is an array of tables is followed by the position of its latest table."""
-    path: Place = ()
-    for depth, name in enumerate(names):
-        path = (*path, name)
-        if is_array and depth == len(names) - 1:
-            counts[path] = counts.get(path, -1) + 1
-        if path in counts:
-            path = (*path, counts[path])
-    return path
+def name_place(place: Place) -> str:
+    """A place for a message: ``grid 2, methods.dp-adam.lr``."""
+    if place[:1] == ("grid",) and len(place) > 1:
+        grid, *rest = place[1:]
+        return ", ".join(filter(None, [f"grid {int(grid) + 1}", ".".join(map(str, rest))]))
+    return ".".join(map(str, place))
 
 
 TOP = {"name", "summary", "seed", "secret_seed", "validation", "evaluate_every", "weights"}
@@ -112,11 +59,11 @@ MOST = 1_000_000  # trials; more is taken for a mistake in the spec
 
 @dataclass(frozen=True)
 class SpecAxis:
-    """One parameter with the values it takes, and the line that says so."""
+    """One parameter with the values it takes, and the place that says so."""
 
     name: str
     values: tuple[Any, ...]
-    line: int
+    place: Place
 
 
 @dataclass(frozen=True)
@@ -127,7 +74,7 @@ class Block:
     method: SpecAxis
     axes: tuple[SpecAxis, ...]
     seeds: SpecAxis
-    line: int
+    place: Place
 
     def points(self) -> Iterator[tuple[dict[str, Any], int]]:
         """Every combination: its parameters, and which repetition it is."""
@@ -156,9 +103,9 @@ class Spec:
     evaluate_every: float = 1.0
     weights: bool = True
 
-    def error(self, line: int, reason: object) -> InvalidInputError:
-        """An error that names the file and the line."""
-        return InvalidInputError(f"{self.path}, line {line}: {reason}")
+    def error(self, place: Place, reason: object) -> InvalidInputError:
+        """An error that names the file, the grid and the key."""
+        return InvalidInputError(f"{self.path}, {name_place(place)}: {reason}")
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
@@ -206,7 +153,7 @@ def read_spec(path: str | Path) -> Spec:
         raise InvalidInputError(f"{path}, {_syntax(text, str(error))}") from error
     except (RecursionError, ValueError) as error:
         raise InvalidInputError(f"{path} is nested too deeply, or holds a number of thousands of digits") from error
-    return _spec(path, document, Lines.of(text))
+    return _spec(path, document)
 
 
 def _syntax(text: str, message: str) -> str:
@@ -217,8 +164,8 @@ def _syntax(text: str, message: str) -> str:
     )
 
 
-def _spec(path: Path, document: dict[str, Any], lines: Lines) -> Spec:
-    reader = _Reader(path, document, lines)
+def _spec(path: Path, document: dict[str, Any]) -> Spec:
+    reader = _Reader(path, document)
     reader.check_names()
     blocks = tuple(reader.blocks())
     reader.check_overrides(blocks)
@@ -231,10 +178,9 @@ def _spec(path: Path, document: dict[str, Any], lines: Lines) -> Spec:
 class _Reader:
     path: Path
     document: dict[str, Any]
-    lines: Lines
 
     def wrong(self, reason: str, *place: str | int) -> InvalidInputError:
-        return InvalidInputError(f"{self.path}, line {self.lines.at(*place)}: {reason}")
+        return InvalidInputError(f"{self.path}, {name_place(place)}: {reason}")
 
     def check_names(self) -> None:
         for key in self.document:
@@ -298,15 +244,13 @@ class _Reader:
                     yield self._block(problem, method, merged, number)
 
     def _block(self, problem: SpecAxis, method: SpecAxis, merged: dict[str, SpecAxis], number: int) -> Block:
-        line = self.lines.at("grid", number)
+        place = ("grid", number)
         rest = {k: v for k, v in merged.items() if k not in ("problem", "method", "seeds")}
-        seeds = merged.get("seeds", SpecAxis("seeds", (1,), line))
+        seeds = merged.get("seeds", SpecAxis("seeds", (1,), place))
         count = seeds.values[0]
         if len(seeds.values) != 1 or isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise InvalidInputError(
-                f"{self.path}, line {seeds.line}: seeds must be a whole number of at least 1: how often"
-            )
-        return Block(problem, method, tuple(rest[name] for name in sorted(rest)), seeds, line)
+            raise self.wrong("seeds must be a whole number of at least 1: how often", *seeds.place)
+        return Block(problem, method, tuple(rest[name] for name in sorted(rest)), seeds, place)
 
     def _chosen(self, what: str, merged: dict[str, SpecAxis], number: int) -> list[SpecAxis]:
         """The problems or methods of a grid, one axis of one value each."""
@@ -314,8 +258,8 @@ class _Reader:
             raise self.wrong(f"this grid names no {what}, and neither do the defaults", "grid", number)
         axis = merged[what]
         if not all(isinstance(value, str) for value in axis.values):
-            raise InvalidInputError(f"{self.path}, line {axis.line}: {what} must be a name or a list of names")
-        return [SpecAxis(what, (value,), axis.line) for value in axis.values]
+            raise self.wrong(f"{what} must be a name or a list of names", *axis.place)
+        return [SpecAxis(what, (value,), axis.place) for value in axis.values]
 
     def _overridden(
         self, axes: dict[str, SpecAxis], table: Mapping[str, Any], names: Mapping[str, str], *place: str | int
@@ -338,7 +282,7 @@ class _Reader:
             for one in values:
                 if isinstance(one, float) and not math.isfinite(one):
                     raise self.wrong(f"{name} must be a finite number, got {one}", *place, name)
-            found[name] = SpecAxis(name, values, self.lines.at(*place, name))
+            found[name] = SpecAxis(name, values, (*place, name))
         return found
 
 
@@ -380,8 +324,10 @@ TYPICAL = 50_000  # examples, where a plan of the true number of steps must be t
 
 
 def check_spec(spec: Spec, *, call_others: bool = True) -> None:
-    """Raise BadInput, naming the line, where a run of the spec could not start. Code of others, named
-    ``package.module:factory``, is imported; a method of others makes a plan here unless ``call_others`` is False."""
+    """Raise `InvalidInputError`, naming the grid and the key, if a run of the spec could not start.
+
+    Code of others, named ``package.module:factory``, is imported; a method of others makes a plan here unless
+    ``call_others`` is False."""
     known = {name for name, _ in names()}
     seen: set[Any] = set()
     for block in spec.blocks:
@@ -405,7 +351,7 @@ def _check_problem(spec: Spec, block: Block, known: set[str]) -> None:
         else:
             _check_extras(name)
     except HushError as error:
-        raise spec.error(block.problem.line, error) from error
+        raise spec.error(block.problem.place, error) from error
 
 
 def _check_extras(name: str) -> None:
@@ -421,22 +367,24 @@ def _check_names(spec: Spec, block: Block) -> None:
     try:
         factory = find(name)
     except HushError as error:
-        raise spec.error(block.method.line, error) from error
+        raise spec.error(block.method.place, error) from error
     known = options(factory)
     for axis in block.axes:
         if axis.name not in AXES and axis.name not in known:
             hint = nearest(axis.name, {*AXES, *known, "seeds"})
-            raise spec.error(axis.line, f"method '{name}' has no option '{axis.name}', and it is no setting: {hint}")
+            raise spec.error(axis.place, f"method '{name}' has no option '{axis.name}', and it is no setting: {hint}")
         wanted = AXES[axis.name] if axis.name in AXES else _kinds(known[axis.name].annotation)
         for value in axis.values:
             if wanted and not _is_one_of(value, wanted):
                 stated = " or ".join(dict.fromkeys(kind.__name__ for kind in wanted if kind is not type(None)))
-                raise spec.error(axis.line, f"{axis.name} takes {stated}, got {value!r}")
+                raise spec.error(axis.place, f"{axis.name} takes {stated}, got {value!r}")
     given = {axis.name for axis in block.axes}
     if "batch_size" not in given:
-        raise spec.error(block.line, f"the runs of '{name}' on '{block.problem.values[0]}' have no batch_size")
+        raise spec.error(block.place, f"the runs of '{name}' on '{block.problem.values[0]}' have no batch_size")
     if not given & {"epochs", "steps"}:
-        raise spec.error(block.line, f"the runs of '{name}' on '{block.problem.values[0]}' have no epochs and no steps")
+        raise spec.error(
+            block.place, f"the runs of '{name}' on '{block.problem.values[0]}' have no epochs and no steps"
+        )
 
 
 def _kinds(hint: Any) -> tuple[type, ...]:
@@ -468,7 +416,7 @@ def _check_point(spec: Spec, block: Block, point: dict[str, Any], axis: SpecAxis
     try:
         _try_plan(block.method.values[0], point)
     except HushError as error:
-        raise spec.error(axis.line if axis else _blamed(block, str(error)), error) from error
+        raise spec.error(axis.place if axis else _blamed(block, str(error)), error) from error
 
 
 def _try_plan(method: str, point: dict[str, Any]) -> None:
@@ -495,9 +443,9 @@ def _try_plan(method: str, point: dict[str, Any]) -> None:
         make_plan(method, examples=enough, **rest)
 
 
-def _blamed(block: Block, message: str) -> int:
-    """The line of the parameter that the message names, else the grid's."""
+def _blamed(block: Block, message: str) -> Place:
+    """The place of the parameter that the message names, else the grid's."""
     for axis in block.axes:
         if axis.name in message or axis.name.replace("_", " ") in message or (axis.name in NOISE and "ε" in message):
-            return axis.line
-    return block.line
+            return axis.place
+    return block.place

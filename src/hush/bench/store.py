@@ -6,7 +6,7 @@
                   /private/            training loss and accuracy per step, tracebacks: never to be released, mode 0700
     STORE/working/KEY/                 the checkpoint and the secret of a run that is not finished or has failed, mode
                                        0700
-    STORE/claims/KEY.lock              who is at it
+    STORE/claims/KEY.lock              locked by the sweep that runs it
     STORE/accounting/                  calibrated noise and ε by step, shared by runs with one privacy event
 
 A result is written under a temporary name and renamed, so that a folder under ``runs`` is always complete.
@@ -19,19 +19,18 @@ import json
 import os
 import secrets
 import shutil
-import socket
-import subprocess
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from safetensors.numpy import load, save
 
 from hush._internal.storage import (
     FOLDER,
     PRIVATE,
-    NoLocks,
-    explain,
     file_lock,
     make_directory,
     move_atomic,
@@ -45,273 +44,97 @@ from hush._internal.text import dump_json
 from hush.checkpointing import OtherVersion, Unreadable, read_checkpoint, wipe_secret
 from hush.errors import InvalidInputError
 
-# Who is running what: one small file a job, so that two sweeps on one store run nothing twice, on any machine.
+# Which sweep runs what: one small file for each run in progress, so that two sweeps on one store run nothing twice.
 #
-# Whoever is at a job holds the kernel's lock on the job's file for as long as it runs. The lock ends with its holder,
-# however that ends (kill -9 and a power cut included), and on a file system that several machines share it holds among
-# all of them: `hush.bench.store` proves that before anything runs elsewhere. The note in the file says who it is, by
-# host, process number and the process's start time. Notes of earlier versions of hush come without a lock: their
-# process is looked for, and that of another host, which cannot be, is honoured. Looking and writing happen in one turn
-# (`hush._internal.storage.file_lock`), and what was written is read back.
+# The sweep's own process, not its workers, holds the kernel's lock on the run's file. The lock ends with that process,
+# however it ends (kill -9 and a power cut included), and on a file system that several machines share it holds among
+# all of them. The file holds a token, by which a worker on another machine proves that it works on the same store.
 
 MUTEX = "mutex"
 
 
-@dataclass(frozen=True)
-class Owner:
-    """A process, distinguished from any other that has had or will have its number."""
-
-    host: str
-    pid: int
-    started: str
-
-    @staticmethod
-    def me() -> Owner:
-        """This process."""
-        return Owner(socket.gethostname(), os.getpid(), find_start(os.getpid()) or "")
-
-    @property
-    def is_here(self) -> bool:
-        """Whether it is a process of this machine."""
-        return self.host == socket.gethostname()
-
-    def is_alive(self) -> bool:
-        """Whether the process still runs; True where that cannot be known."""
-        return not self.is_here or (self.started != "" and find_start(self.pid) == self.started)
-
-
-@dataclass(frozen=True)
-class Note:
-    """What a job's file says; ``locked`` where its writer held the kernel's lock on it."""
-
-    owner: Owner
-    locked: bool
-    nonce: str
-
-    def is_void(self) -> bool:
-        """Whether no process runs the job any more; called while holding the lock on its file."""
-        return self.locked or not self.owner.is_alive()
+class NotShared(InvalidInputError):
+    """A machine that does not work on the store of the sweep."""
 
 
 @dataclass(frozen=True)
 class TrialLock:
-    """A job that this process has taken, until it drops it."""
+    """A run that this sweep has taken, until it drops it."""
 
     path: Path
     descriptor: int
-    nonce: str
+    token: str
 
     def drop(self) -> None:
-        """Release the job. A file that another process has written into, because this lock was lost, is kept."""
+        """Let other sweeps take the run."""
         try:
             with file_lock(self.path.with_name(MUTEX)):
-                note = _read(self.path)
-                if note is not None and note.nonce == self.nonce:
-                    self.path.unlink(missing_ok=True)
+                self.path.unlink(missing_ok=True)
         finally:
             unlock(self.descriptor)
 
 
 @dataclass(frozen=True)
 class JobLocks:
-    """The locks of a store's jobs, in a directory of their own; a job is known by its key."""
+    """The locks of a store's runs, in a directory of their own; a run is known by its key."""
 
     directory: Path
 
     def take(self, key: str, is_done: Callable[[], bool] = lambda: False) -> TrialLock | None:
-        """Take a job for this process: None if it is done, or a live process runs it."""
+        """Take a run for this sweep: None if it is done, or another sweep has it."""
+        path, token = self.directory / f"{key}.lock", secrets.token_hex(16)
         with self._take_turn():
             if is_done():
                 return None
-            descriptor = _lock_free(self._path(key))
+            descriptor = try_lock(path)
             if descriptor is None:
                 return None
             try:
-                return self._sign(self._path(key), descriptor)
+                write_in_place(descriptor, token.encode())
             except BaseException:
                 unlock(descriptor)
                 raise
+        return TrialLock(path, descriptor, token)
 
-    def _sign(self, path: Path, descriptor: int) -> TrialLock:
-        nonce = secrets.token_hex(8)
-        content = json.dumps(asdict(Owner.me()) | {"locked": True, "nonce": nonce}).encode()
-        write_in_place(descriptor, content)
-        if path.read_bytes() != content:
-            raise NoLocks(self.directory)
-        return TrialLock(path, descriptor, nonce)
-
-    def owner(self, key: str) -> Owner | None:
-        """The process that runs a job; None if there is none or the note cannot be read."""
-        note = _read(self._path(key))
-        return None if note is None else note.owner
-
-    def held(self) -> dict[str, Owner]:
-        """Every job that a live process runs."""
+    def held(self) -> set[str]:
+        """Every run that a sweep has taken."""
         with self._take_turn():
-            taken = [path.stem for path in self.directory.glob("*.lock") if not _is_free(path)]
-        return {key: owner for key in taken if (owner := self.owner(key)) is not None}
+            return {path.stem for path in self.directory.glob("*.lock") if not _is_free(path)}
 
     def clear(self) -> None:
-        """Remove the notes of owners that are gone."""
+        """Remove the files of sweeps that are gone."""
         with self._take_turn():
             for path in self.directory.glob("*.lock"):
                 if _is_free(path):
                     path.unlink(missing_ok=True)
-            for part in self.directory.glob(".*.part"):
-                part.unlink(missing_ok=True)  # left by a killed writer: no other process writes while the lock is held
 
-    def _path(self, key: str) -> Path:
-        return self.directory / f"{key}.lock"
+    def prove_shared(self, key: str, token: str, node: str) -> None:
+        """As a worker: raise `NotShared` unless the sweep's token is here and its lock holds against this machine."""
+        path = self.directory / f"{key}.lock"
+        found = path.read_text() if path.exists() else ""
+        if found != token:
+            raise NotShared(_explain_not_shared(self.directory, f"node {node} does not see this sweep's files in it"))
+        if _is_free(path):
+            how = f"on node {node} its locks do not hold against other machines"
+            raise NotShared(_explain_not_shared(self.directory, how))
 
     def _take_turn(self) -> AbstractContextManager[None]:
         return file_lock(self.directory / MUTEX)
 
 
-def _lock_free(path: Path) -> int | None:
-    """The lock on a job's file, created if missing; None if another process runs the job. Call under the turn lock."""
-    descriptor = try_lock(path)
-    if descriptor is None:
-        return None
-    note = _read(path)
-    if note is None or note.is_void():
-        return descriptor
-    unlock(descriptor)
-    return None
-
-
 def _is_free(path: Path) -> bool:
-    descriptor = _lock_free(path)
+    descriptor = try_lock(path)
     if descriptor is None:
         return False
     unlock(descriptor)
     return True
 
 
-def _read(path: Path) -> Note | None:
-    """What the file says; None where it cannot be read."""
-    try:
-        note = json.loads(path.read_bytes())
-        owner = Owner(str(note["host"]), int(note["pid"]), str(note["started"]))
-        return Note(owner, bool(note.get("locked", False)), str(note.get("nonce", "")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
-def find_start(pid: int) -> str | None:
-    """When a process started, in the system's own unit; None where there is no such process, or only its zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return None if fields[0] in "ZX" else f"{fields[19]}@{_boot()}"
-    except OSError:
-        if Path("/proc/self/stat").exists():
-            return None
-    shown = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    state, _, when = shown.stdout.strip().partition(" ")
-    return None if not when or state.startswith("Z") else when.strip()
-
-
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
-    except OSError:
-        return ""
-
-
-# Whether a worker on another machine works on this very store: a token each way, and a lock that holds among machines.
-#
-# The driver of a sweep puts a file with a fresh token into the store and keeps it locked. A node runs nothing before
-# one of its workers has read that token there, has found the file locked, and has left an answer that the driver sees.
-# A folder of the same name on the node's own disk fails at the first, locks that hold on one machine alone at the
-# second, and a copy that is brought up to date now and then at the third.
-
-PREFIX = "meeting-"
-
-
-class NotShared(InvalidInputError):
-    """A machine does not work on the store that the sweep is about."""
-
-
-@dataclass(frozen=True)
-class SharedStoreProbe:
-    """A file in the directory that holds a store's locks, by its name, and the token in it."""
-
-    directory: Path
-    name: str
-    token: str
-
-    def attend(self, node: str) -> None:
-        """As a worker on a node: find the token and the lock on it, and leave an answer; `NotShared` where that
-        fails."""
-        path = self.directory / self.name
-        try:
-            found = path.read_text()
-        except OSError:
-            found = ""
-        if found != self.token:
-            raise NotShared(_notify(self.directory, f"node {node} does not see this sweep's files in it"))
-        descriptor = try_lock(path)
-        if descriptor is not None:
-            unlock(descriptor)
-            raise NotShared(_notify(self.directory, f"on node {node} its locks do not hold against other machines"))
-        try:
-            with file_lock(self.directory / MUTEX):  # else a sweep that tidies up could take it for a dead writer's
-                write_atomic(self._answer(node), self.token.encode())
-        except OSError as error:
-            raise NotShared(_notify(self.directory, f"node {node} cannot write to it ({explain(error)})")) from error
-
-    def check_answer(self, node: str) -> None:
-        """As the driver: see the answer that a worker on this node has left."""
-        try:
-            found = self._answer(node).read_text()
-        except OSError:
-            found = ""
-        if found != self.token:
-            raise NotShared(_notify(self.directory, f"what node {node} writes there is not seen on this machine"))
-
-    def _answer(self, node: str) -> Path:
-        return self.directory / f"{self.name}.{node}"
-
-
-def _notify(directory: Path, how: str) -> str:
+def _explain_not_shared(directory: Path, how: str) -> str:
     return (
         f"the store '{directory.parent}' is not shared by all nodes ({how}): put it on a file system that every node "
         "mounts at this path, with locks"
     )
-
-
-@contextmanager
-def open_probe(directory: Path) -> Iterator[SharedStoreProbe]:
-    """A meeting for as long as a sweep lasts."""
-    meeting = SharedStoreProbe(directory, f"{PREFIX}{secrets.token_hex(8)}", secrets.token_hex(16))
-    path = directory / meeting.name
-    with file_lock(directory / MUTEX):
-        descriptor = try_lock(path)
-    assert descriptor is not None, "a fresh name that another process has locked"
-    try:
-        write_in_place(descriptor, meeting.token.encode())
-        yield meeting
-    finally:
-        with file_lock(directory / MUTEX):
-            _remove(path)
-        unlock(descriptor)
-
-
-def clear_meetings(directory: Path) -> None:
-    """Remove what a sweep that was killed has left."""
-    with file_lock(directory / MUTEX):
-        for path in directory.glob(f"{PREFIX}*"):
-            if "." in path.name:
-                continue  # an answer; it goes with its meeting
-            descriptor = try_lock(path)
-            if descriptor is not None:
-                _remove(path)
-                unlock(descriptor)
-
-
-def _remove(path: Path) -> None:
-    for answer in path.parent.glob(f"{path.name}.*"):
-        answer.unlink(missing_ok=True)
-    path.unlink(missing_ok=True)
 
 
 FORMAT = "hush store 1"
@@ -324,17 +147,35 @@ DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 class StoreFullError(OSError):
-    """The disk under the store does not take any more: the sweep stops, and what is written stays whole."""
+    """The disk under the store is full: the sweep stops, and what is written stays whole."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What is kept of one run. ``private`` maps file names to bytes; ``release`` writes weights and privacy card."""
+    """What is kept of one run; ``private`` and ``release`` map file names to bytes."""
 
     record: dict[str, Any]
     epochs: tuple[dict[str, Any], ...] = ()
-    private: tuple[tuple[str, bytes], ...] = ()
-    release: Callable[[Path], object] | None = None
+    private: Mapping[str, bytes] = field(default_factory=dict)
+    release: Mapping[str, bytes] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """As it travels from a worker to the sweep: one safetensors file."""
+        files = {f"private/{name}": content for name, content in self.private.items()}
+        files |= {f"release/{name}": content for name, content in self.release.items()}
+        plain = {name: np.frombuffer(content, dtype=np.uint8) for name, content in files.items()}
+        return save(plain, metadata={"record": dump_json(self.record), "epochs": dump_json(list(self.epochs))})
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Result:
+        """The inverse of `to_bytes`."""
+        length = int.from_bytes(content[:8], "little")
+        told = json.loads(content[8 : 8 + length])["__metadata__"]
+        parts: dict[str, dict[str, bytes]] = {"private": {}, "release": {}}
+        for path, value in load(content).items():
+            part, _, name = path.partition("/")
+            parts[part][name] = value.tobytes()
+        return cls(json.loads(told["record"]), tuple(json.loads(told["epochs"])), **parts)
 
 
 @dataclass(frozen=True)
@@ -382,7 +223,7 @@ class Store:
             yield self.record(key)
 
     def working(self, key: str) -> Path:
-        """The directory for a run's checkpoint; only the holder of its lock may use it."""
+        """The directory for a run's checkpoints, which its worker locks while it uses them."""
         path = self.root / "working" / key
         make_directory(path, mode=0o700)
         for left in path.glob("result.*"):
@@ -427,9 +268,8 @@ class Store:
             shutil.rmtree(gone, ignore_errors=True)
 
     def tidy(self) -> None:
-        """Clear away what killed processes left: void locks, checkpoints of finished runs (they hold secrets)."""
+        """Remove what killed processes left: free locks, checkpoints of finished runs (they hold secrets)."""
         self.locks.clear()
-        clear_meetings(self.locks.directory)
         held = self.locks.held()
         for path in (self.root / "working").iterdir():
             if path.name.startswith("forgotten."):
@@ -478,11 +318,11 @@ def _is_of_another_version(working: Path) -> bool:
 
 def _write(folder: Path, result: Result) -> None:
     folder.mkdir(mode=FOLDER)
-    if result.release is not None:
-        result.release(folder)
+    for name, content in result.release.items():
+        write_atomic(folder / name, content)
     secret = folder / SECRET_PART
     secret.mkdir(mode=0o700)
-    for name, content in result.private:
+    for name, content in result.private.items():
         write_atomic(secret / name, content, mode=PRIVATE)
     lines = (dump_json(line) + "\n" for line in result.epochs)
     write_atomic(folder / EPOCHS, "".join(lines).encode())

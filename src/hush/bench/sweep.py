@@ -79,7 +79,7 @@ class Tally:
 
     def groups(self) -> list[RunGroup]:
         """The table by problem and method."""
-        running = set(self.store.locks.held()) - set(self.outcomes)
+        running = self.store.locks.held() - set(self.outcomes)
         found: dict[tuple[str, str], Counter[str]] = {}
         for trial in self.trials:
             counts = found.setdefault((trial.problem, trial.method), Counter())

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import platform
+import shutil
 import time
 import traceback
 import warnings
@@ -20,15 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from hush._internal.identity import NoIdentity
 from hush._internal.imports import read_own_version, read_versions
 from hush._internal.settings import PlanSettings, list_axes
-from hush._internal.storage import PRIVATE, recall, write_atomic
-from hush._internal.tensors import Losses, trainable
+from hush._internal.storage import recall
+from hush._internal.tensors import Losses, State, trainable
 from hush._internal.text import as_json_data
 from hush.bench.store import DISK, RUN, Result, Store
 from hush.checkpointing import Checkpoints
@@ -44,7 +44,7 @@ from hush.per_example.result import find_examples
 from hush.plan import Plan
 from hush.randomness import Secret, seeded, streams
 from hush.run import Run
-from hush.training import take_steps
+from hush.training import ProblemRun, describe_run, take_steps
 
 MAJOR = read_own_version().split(".")[0]
 SCHEMA = 2  # raise it when a run of the same configuration would give another result; 2: noise in float64
@@ -103,16 +103,10 @@ def canonical(value: Any) -> Any:
     return value
 
 
-# Metrics of a run while it trains: correct answers are counted, and metrics are saved with its checkpoint.
+# Metrics of a run while it trains: correct answers are counted, and checkpoints carry the metrics so far.
 #
 # The training accuracy of every step costs nothing: the model's scores are read on their way to the loss. What is
-# counted here is private. A run that was interrupted goes on from its checkpoint, with the figures gathered so far.
-# They are written first and the checkpoint second. A kill between the two leaves figures that reach further than the
-# checkpoint; they are cut back to its step. They are written twice, each copy with its digest. A run without figures
-# still goes on from its checkpoint, as its steps are spent: what is not known of them is NaN.
-
-COPIES = ("figures.safetensors", "figures-copy.safetensors")
-DIGEST = 32  # bytes at the start of a file of figures
+# counted here is private.
 
 
 class WatchedLosses:
@@ -168,14 +162,13 @@ class WatchedLosses:
 
 @dataclass
 class TrialMetrics:
-    """What a run has shown so far: private figures a step (``curves``), public ones an evaluated epoch."""
+    """The metrics of a run so far: private ones for every step (``curves``), public ones for evaluated epochs."""
 
     curves: dict[str, list[float]] = field(default_factory=dict)
     epochs: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
     evaluation_seconds: float = 0.0
     resumed: int = 0
-    unknown: int = 0  # steps before the first that is known
 
     def step(self, numbers: dict[str, float], accuracy: float) -> None:
         """Add one step: loss and accuracy per example, and the other private metrics of the query."""
@@ -184,86 +177,20 @@ class TrialMetrics:
         if "loss" in numbers:
             metrics["loss"] = numbers["loss"] / examples if examples else float("nan")
         for name, value in (metrics | {"accuracy": accuracy}).items():
-            self.curves.setdefault(name, [math.nan] * self.unknown).append(value)
+            self.curves.setdefault(name, []).append(value)
 
-    def cut(self, step: int) -> TrialMetrics:
-        """What was known after this step, NaN for what is not known of the steps before it."""
-        known = {name: values[:step] for name, values in self.curves.items()}
-        curves = {name: values + [math.nan] * (step - len(values)) for name, values in known.items()}
-        epochs = [line for line in self.epochs if line["step"] <= step]
-        unknown = self.unknown if curves else step
-        return TrialMetrics(curves, epochs, self.seconds, self.evaluation_seconds, self.resumed, unknown)
+    def state(self) -> State:
+        """As a checkpoint carries them."""
+        curves = {name: torch.tensor(values, dtype=torch.float64) for name, values in self.curves.items()}
+        return {**vars(self), "curves": curves}
 
-
-class TrialCheckpoint:
-    """The checkpoint of a trial's run in its working directory, written at a fixed interval in seconds."""
-
-    def __init__(self, directory: Path, every: float) -> None:
-        self._checkpoints = Checkpoints(directory / RUN)
-        self.begun = bool(self._checkpoints.files())  # by an earlier try
-        self.lost = False  # whether that try cannot be resumed: what it spent is counted in addition
-        self._directory, self._every, self._last = directory, every, time.monotonic()
-
-    def resume(self, start: Callable[[], Run]) -> tuple[Run, TrialMetrics]:
-        """The run from its checkpoint, or from the start where there is none that can be used."""
-        run = start()
-        found = self._checkpoints.newest()
-        if found.saved is None:
-            return self._begin(run)
-        try:
-            self._checkpoints.restore(run, found.saved)
-        except (ResumeError, RunStateError):  # of another version of the data or of hush
-            return self._begin(start())
-        progress = read_trial_metrics(self._directory).cut(found.saved.step)
-        progress.resumed += 1
-        return run, progress
-
-    def _begin(self, run: Run) -> tuple[Run, TrialMetrics]:
-        self.lost = self.begun
-        self._checkpoints.begin(run)
-        return run, TrialMetrics()
-
-    def keep(self, run: Run, progress: TrialMetrics) -> None:
-        """Write a checkpoint if it is time to."""
-        if time.monotonic() - self._last < self._every or run.next >= run.plan.steps:
-            return
-        write_trial_metrics(self._directory, progress)
-        self._checkpoints.save(run)
-        self._last = time.monotonic()
-
-    def close(self) -> None:
-        """Let go of the directory."""
-        self._checkpoints.close()
-
-
-def write_trial_metrics(directory: Path, progress: TrialMetrics) -> None:
-    """All figures in one file, and again in another."""
-    tensors = {name: torch.tensor(values, dtype=torch.float64) for name, values in progress.curves.items()}
-    rest = {name: value for name, value in vars(progress).items() if name != "curves"}
-    content = json.dumps(rest).encode() + b"\n" + save(tensors)
-    for name in COPIES:
-        write_atomic(directory / name, _digest(content) + content, mode=PRIVATE)
-
-
-def read_trial_metrics(directory: Path) -> TrialMetrics:
-    """The figures of the copy that is whole and reaches furthest; none where no copy is whole."""
-    found = [progress for name in COPIES if (progress := _read(directory / name)) is not None]
-    return max(found, key=lambda progress: max(map(len, progress.curves.values()), default=0), default=TrialMetrics())
-
-
-def _read(path: Path) -> TrialMetrics | None:
-    try:
-        content = path.read_bytes()
-        if content[:DIGEST] != _digest(content[DIGEST:]):
-            return None
-        rest, _, metrics = content[DIGEST:].partition(b"\n")
-        return TrialMetrics({name: values.tolist() for name, values in load(metrics).items()}, **json.loads(rest))
-    except (OSError, SafetensorError, ValueError, TypeError):
-        return None
-
-
-def _digest(content: bytes) -> bytes:
-    return hashlib.blake2b(content, digest_size=DIGEST).digest()
+    @classmethod
+    def restore(cls, state: State | None, step: int) -> TrialMetrics:
+        """The metrics that a checkpoint of this step carries; NaN for its steps if it carries none."""
+        if state is None:
+            return cls({name: [math.nan] * step for name in ("loss", "accuracy", "examples")}, resumed=1)
+        curves = {name: values.tolist() for name, values in state["curves"].items()}
+        return cls(**{**state, "curves": curves, "resumed": state["resumed"] + 1})
 
 
 def _first(content: Any) -> Any:
@@ -336,6 +263,7 @@ def pick_steps(steps: Sequence[int]) -> list[int]:
 # the training loss would leak it.
 
 TRACE = "private/traceback.txt"
+CLAIMED = ("epsilon", "status", "reason")
 VERSIONS = ("hush", "torch", "dp-accounting", "numpy")
 
 
@@ -358,23 +286,32 @@ class Diverged(Exception):
 
 
 def run_trial(trial: Trial, store: Store, conditions: RunOptions) -> Result:
-    """Run a trial to its end; failure and divergence are results with a reason. A full disk is an OSError."""
+    """Run a trial to its end; failure and divergence are results with a reason. A full disk is an OSError.
+
+    Of the store only the trial's working directory and the accounting are used. `InUse` if another process has the
+    former."""
     started = time.time()
-    saved = TrialCheckpoint(store.working(trial.key), conditions.checkpoint_seconds)
+    try:
+        checkpoints = Checkpoints(store.working(trial.key) / RUN)
+    except OSError as error:
+        if error.errno in DISK:
+            raise
+        return record_failure(trial, started, error)
+    tried = bool(checkpoints.files())
     begun: _Trial | None = None
     try:
         with warnings.catch_warnings(record=True) as heard:
-            begun = _Trial(trial, store, conditions, saved)
+            begun = _Trial(trial, store, conditions, checkpoints)
             result = begun.result(started)
         return _with_warnings(result, heard)
     except OSError as error:
         if error.errno in DISK:
             raise
-        return record_failure(trial, started, error, _describe_spent(begun, saved))
+        return record_failure(trial, started, error, _describe_spent(begun, tried))
     except Exception as error:
-        return record_failure(trial, started, error, _describe_spent(begun, saved))
+        return record_failure(trial, started, error, _describe_spent(begun, tried))
     finally:
-        saved.close()
+        checkpoints.close()
 
 
 def record_failure(
@@ -388,14 +325,14 @@ def record_failure(
     reason = str(error) if isinstance(error, HushError) else f"{type(error).__name__} (see {TRACE})"
     record = _record(trial, started, "failed", reason) | dict(spent or {})
     trace = "".join(traceback.format_exception(error)).encode()
-    return Result(as_json_data(record), private=((TRACE.partition("/")[2], trace),))
+    return Result(as_json_data(record), private={TRACE.partition("/")[2]: trace})
 
 
-def _describe_spent(begun: _Trial | None, saved: TrialCheckpoint) -> dict[str, Any]:
-    """The cost of a failed run in a selection: its whole plan once it was started, nothing before. The step in which it
-    failed may reveal whose batch that was, and is not reported."""
+def _describe_spent(begun: _Trial | None, tried: bool) -> dict[str, Any]:
+    """The cost of a failed run in a selection: its whole plan once it was started, nothing before unless it was
+    ``tried`` earlier. The step in which it failed may reveal whose batch that was, and is not reported."""
     if begun is None:
-        return {} if saved.begun else {"begun": False}
+        return {} if tried else {"begun": False}
     try:
         return {name: value for name, value in begun.describe_privacy().items() if name != "steps_taken"}
     except Exception:
@@ -405,7 +342,7 @@ def _describe_spent(begun: _Trial | None, saved: TrialCheckpoint) -> dict[str, A
 def _with_warnings(result: Result, heard: list[warnings.WarningMessage]) -> Result:
     """What was warned of goes to the private part, as it may quote data, and not to the terminal of a sweep."""
     texts = list(dict.fromkeys(f"{warning.category.__name__}: {warning.message}" for warning in heard))
-    return replace(result, private=(*result.private, ("warnings.txt", "\n".join(texts).encode()))) if texts else result
+    return replace(result, private={**result.private, "warnings.txt": "\n".join(texts).encode()}) if texts else result
 
 
 def make_trial_plan(trial: Trial, problem: Problem, accounts: Accounts) -> Plan:
@@ -429,8 +366,9 @@ def load_problem(name: str, seed: int, validation: float) -> Problem:
 class _Trial:
     """One trial on its way."""
 
-    def __init__(self, trial: Trial, store: Store, conditions: RunOptions, saved: TrialCheckpoint) -> None:
-        self.trial, self.conditions, self.saved = trial, conditions, saved
+    def __init__(self, trial: Trial, store: Store, conditions: RunOptions, checkpoints: Checkpoints) -> None:
+        self.trial, self.conditions, self.checkpoints = trial, conditions, checkpoints
+        self.folder = store.working(trial.key)
         self.problem = load_problem(trial.problem, trial.split_seed, trial.validation)
         self.accounts = Accounts(store.root / "accounting")
         self.plan = make_trial_plan(trial, self.problem, self.accounts)
@@ -439,11 +377,9 @@ class _Trial:
         with seeded(trial.seed):
             self.model = self.problem.model().to(conditions.device)
         self.losses.watch(self.model)
-        self.run, self.progress = self.saved.resume(self._start)
+        self.metrics, self.lost = TrialMetrics(), False
+        self.run = self._resume()
         self.last: Evaluation | None = None
-
-    def _release(self, folder: Path) -> Path:
-        return self.run.release(folder, description=self.problem.describe())
 
     def result(self, started: float) -> Result:
         """Take the steps that remain, then write it all down."""
@@ -453,29 +389,51 @@ class _Trial:
         except Diverged as stop:
             outcome, reason = "diverged", str(stop)
         record = _record(self.trial, started, outcome, reason) | self._told()
-        private = (("steps.safetensors", self._steps()),)
-        release = self._release if self.conditions.weights else None
-        return Result(
-            as_json_data(record), tuple(as_json_data(line) for line in self.progress.epochs), private, release
-        )
+        private = {"steps.safetensors": self._steps()}
+        epochs = tuple(as_json_data(line) for line in self.metrics.epochs)
+        return Result(as_json_data(record), epochs, private, self._release() if self.conditions.weights else {})
+
+    def _release(self) -> dict[str, bytes]:
+        """The files of the release."""
+        folder = self.run.release(self.folder / "result.release", description=self.problem.describe())
+        content = {path.name: path.read_bytes() for path in folder.iterdir()}
+        shutil.rmtree(folder)
+        return content
 
     def _start(self) -> Run:
-        seed = self.trial.secret_seed
-        secret = (
-            None if seed is None else Secret.from_seed(seed, streams.BENCH, self.trial.key, self.plan.fingerprint())
-        )
-        return self.plan.start(self.model, self.losses, self.problem.train, secret=secret, unit=self.problem.whose)
+        seed, secret = self.trial.secret_seed, None
+        if seed is not None:
+            secret = Secret.from_seed(seed, streams.BENCH, self.trial.key, self.plan.fingerprint())
+        return ProblemRun.start(self.problem, self.plan, self.model, self.losses, secret=secret).run
+
+    def _resume(self) -> Run:
+        """The run from its checkpoint, or from the start if there is none that can be used."""
+        self.checkpoints.metrics = lambda: self.metrics.state()
+        run, found = self._start(), self.checkpoints.newest().saved
+        if found is not None:
+            try:
+                self.checkpoints.restore(run, found)
+            except (ResumeError, RunStateError):  # of another version of the data or of hush
+                run = self._start()
+            else:
+                self.metrics = TrialMetrics.restore(found.metrics, found.step)
+                return run
+        self.lost = bool(self.checkpoints.files())  # an earlier try, whose spend is counted in addition
+        self.checkpoints.begin(run)
+        return run
 
     def _train(self) -> None:
-        clock = time.perf_counter()
+        saved = clock = time.perf_counter()
         ends = set(self.ends)
         for record in take_steps(self.run):
             numbers = record.numbers()
-            self.progress.step(numbers, self.losses.accuracy(int(numbers.get("examples", 0))))
-            self.progress.seconds += time.perf_counter() - clock
+            self.metrics.step(numbers, self.losses.accuracy(int(numbers.get("examples", 0))))
+            self.metrics.seconds += time.perf_counter() - clock
             if self.run.next in ends:
                 self._measure()
-            self.saved.keep(self.run, self.progress)
+            if self.run.next < self.plan.steps and time.perf_counter() - saved >= self.conditions.checkpoint_seconds:
+                self.checkpoints.save(self.run)
+                saved = time.perf_counter()
             self.conditions.pulse()
             clock = time.perf_counter()
 
@@ -487,8 +445,8 @@ class _Trial:
         line |= self._figures("validation") if self.problem.validation is not None else {}
         line |= self._figures("test")
         line |= self._spread()
-        self.progress.epochs.append(line)
-        self.progress.evaluation_seconds += time.perf_counter() - clock
+        self.metrics.epochs.append(line)
+        self.metrics.evaluation_seconds += time.perf_counter() - clock
         if not all(bool(torch.isfinite(p).all()) for p in trainable(self.model).values()):
             raise Diverged(f"the parameters are not finite after step {step}")
         for name in ("validation_loss", "test_loss"):
@@ -505,7 +463,7 @@ class _Trial:
     def _spread(self) -> dict[str, float]:
         """Of the published sanitisation layer: the mean spread of its noisy outputs since the last evaluated epoch, by
         which its paper stops. It is made of what the paper takes to be released."""
-        curves, since = self.progress.curves, self.progress.epochs[-1]["step"] if self.progress.epochs else 0
+        curves, since = self.metrics.curves, self.metrics.epochs[-1]["step"] if self.metrics.epochs else 0
         if "spread" not in curves:
             return {}
         total, examples = sum(curves["spread"][since:]), sum(curves["examples"][since:])
@@ -514,39 +472,35 @@ class _Trial:
     def _told(self) -> dict[str, Any]:
         """Everything public that is known at the end; ε after the evaluated epochs goes into their lines."""
         epsilons = {} if self.run.history.again else self.accounts.epsilons(self.run.plan, self.ends)
-        for line in self.progress.epochs:
+        for line in self.metrics.epochs:
             line["epsilon"] = epsilons.get(line["step"])
         if self.last is None:  # resumed after its last step
             self._figures("test")
-        final = {k: v for k, v in self.progress.epochs[-1].items() if k.startswith(("test_", "validation_"))}
+        final = {k: v for k, v in self.metrics.epochs[-1].items() if k.startswith(("test_", "validation_"))}
         return {**final, **self.describe_privacy(), **self._effort()}
 
     def describe_privacy(self) -> dict[str, Any]:
-        plan = self.run.plan
-        guarantee, left = self.run.guarantee, find_composed_delta(plan, self.run.history, self.run.coordinates)
-        claims = [claim.to_json() for claim in self.run.claims()]
+        """The guarantee, the plan and the claims of the run."""
+        plan, run = self.run.plan, self.run
+        guarantee, left = run.guarantee, find_composed_delta(plan, run.history, run.coordinates)
+        shared = describe_run(run)
         return {
-            "epsilon": guarantee.epsilon,
-            "delta": guarantee.delta,
-            "status": guarantee.status,
+            **{name: shared[name] for name in ("epsilon", "delta", "status", "protects", "noise_multiplier", "steps")},
             "arithmetic": plan.arithmetic,
             "adjacency": guarantee.adjacency,
-            "protects": guarantee.protects,
             "accountant": guarantee.accountant,
-            "guarantee": guarantee.sentence(),
+            "guarantee": shared["sentence"],
             "event": guarantee.to_json()["event_json"],
             "lost_delta": guarantee.delta - left if plan.has_guarantee else 0.0,
             "assumptions": list(guarantee.assumptions),
-            "claims": [{name: claim[name] for name in ("epsilon", "status", "reason")} for claim in claims],
+            "claims": [{name: claim.to_json()[name] for name in CLAIMED} for claim in run.claims()],
             "planned_method": plan.method,  # what auto has chosen
-            "noise_multiplier": plan.sigma if plan.has_guarantee else 0.0,
             "sensitivity": plan.sensitivity,
             "noise_std": plan.noise_std if plan.has_guarantee else 0.0,
-            "steps": plan.steps,
-            "steps_taken": self.run.next,
+            "steps_taken": run.next,
             "examples": plan.sampler.examples,
             "sample_rate": getattr(plan.sampler.participation, "rate", None),
-            **({"tried_before": True} if self.saved.lost else {}),
+            **({"tried_before": True} if self.lost else {}),
         }
 
     def _effort(self) -> dict[str, Any]:
@@ -557,15 +511,15 @@ class _Trial:
             "per_class": self.last.to_json()["per_class"],
             "class_names": None if self.problem.class_names is None else list(self.problem.class_names),
             "parameters": sum(p.numel() for p in trainable(self.model).values()),
-            "train_seconds": self.progress.seconds,
-            "evaluation_seconds": self.progress.evaluation_seconds,
+            "train_seconds": self.metrics.seconds,
+            "evaluation_seconds": self.metrics.evaluation_seconds,
             "inference_seconds": self.last.seconds / self.last.examples,
-            "resumed": self.progress.resumed,
+            "resumed": self.metrics.resumed,
             "device": self.conditions.device,
         }
 
     def _steps(self) -> bytes:
-        return save({name: torch.tensor(values) for name, values in self.progress.curves.items()})
+        return save({name: torch.tensor(values) for name, values in self.metrics.curves.items()})
 
 
 def epoch_ends(plan: Plan, trial: Trial) -> list[int]:

@@ -17,6 +17,7 @@ import json
 import os
 import secrets
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,11 @@ class Saved:
     def step(self) -> int:
         """The number of steps that the run had taken."""
         return int(self.state["step"])
+
+    @property
+    def metrics(self) -> State | None:
+        """The private metrics that the checkpoint carries."""
+        return self.state.get(METRICS)
 
 
 def to_bytes(facts: dict[str, Any], state: State) -> bytes:
@@ -165,6 +171,7 @@ def unshare(tensors: Named) -> Named:
 KEEP = 2
 LOG = "steps.jsonl"
 SECRETS = "secret.jsonl"
+METRICS = "metrics"  # in the state of a checkpoint
 
 
 def identify_secret(secret: Secret) -> dict[str, str]:
@@ -235,6 +242,7 @@ class Checkpoints:
         self._run: Run | None = None
         self._noise_guard: ReleaseRecorder | None = None
         self.notify: Notify = _say
+        self.metrics: Callable[[], State] | None = None  # private metrics of the run so far, kept in its checkpoints
 
     def close(self) -> None:
         """Release the lock on the directory."""
@@ -295,7 +303,8 @@ class Checkpoints:
         _check_names(saved)
         _check_plan(run, facts)
         secret = find_secret(self.directory, facts["secret"])
-        state = {**saved.state, "secret": secret.to_json()}
+        kept = {name: value for name, value in saved.state.items() if name != METRICS}
+        state = {**kept, "secret": secret.to_json()}
         if run.secret.origin == "seed" and run.secret.key != secret.first.key:
             raise ResumeError(
                 "the checkpoint was made with another secret: leave the secret seed out, or give the same one"
@@ -326,6 +335,7 @@ class Checkpoints:
         self._flush_log()
         path = self.directory / f"checkpoint-{run.next:010d}.safetensors"
         state = {name: value for name, value in run.state().items() if name != "secret"}
+        state |= {} if self.metrics is None else {METRICS: self.metrics()}
         write_atomic(path, to_bytes(self._facts(run), state), mode=PRIVATE)
         self.at = run.next
         for old in self.files()[KEEP:]:
@@ -356,9 +366,12 @@ class Checkpoints:
             self._noise_guard.close()
             self._noise_guard = None
 
-    def log(self, record: Record) -> None:
-        """Log one private line about this step; it is written to disk with the next checkpoint."""
+    def log(self, run: Run, record: Record, every: int) -> None:
+        """Log one private line about this step, written to disk with the next checkpoint; save a checkpoint after
+        ``every`` steps and after the last."""
         self._lines.append(json.dumps({"step": record.step, **record.numbers()}) + "\n")
+        if run.next % every == 0 or run.next == run.plan.steps:
+            self.save(run)
 
     def _facts(self, run: Run) -> dict[str, Any]:
         if not self._fixed:

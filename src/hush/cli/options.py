@@ -23,6 +23,7 @@ import typer
 from hush._internal import validate
 from hush._internal.settings import (
     CHECKPOINT_EVERY,
+    CLASS_SHARE,
     DATA,
     LAYER_CLIP,
     LAYER_WIDTH,
@@ -176,7 +177,6 @@ def _is_a(value: Any, hint: Any) -> bool:
 # What several commands share: the data and the model, the plan, and what is kept of a run.
 
 DEFAULT_EPSILON = 3.0
-CLASS_SHARE = 0.2  # of ε on its own; composed with training it takes about the square of that of the noise budget
 EPSILON_OR_THREE = option("Calibrate the noise to this ε; 3 by default if no noise is given.", PRIVACY)
 EXAMPLES = option("Number of examples N, a public number.", OPTIMISATION)
 

@@ -15,7 +15,7 @@ from hush.cli import prepare as t
 from hush.cli.console import delayed_status, say, show, show_block, show_json, show_table
 from hush.cli.options import DEFAULT_EPSILON, Planning
 from hush.cli.prepare import read_method_options, warn_delta
-from hush.cli.train import asks_for_releases, plan_before, plan_metrics
+from hush.cli.train import read_shares
 from hush.datasets.problem import Problem
 from hush.errors import HushError, InvalidInputError
 from hush.guarantees import claim_steps
@@ -33,6 +33,7 @@ from hush.report.plan_page import (
     plan_grid,
     with_minutes,
 )
+from hush.statistics.releases import compose_plan
 
 SIZES, LARGEST = 5, 4096  # default batch sizes: this many powers of two, up to the largest
 Number = TypeVar("Number", int, float)
@@ -99,7 +100,7 @@ def _read(given: Planning) -> tuple[Problem | None, PlanConfig, int | None]:
 
 def _check_without_data(given: Planning) -> None:
     """Raise for options that have no effect without data."""
-    if asks_for_releases(given):
+    if read_shares(given):
         raise InvalidInputError("releases before training can only be planned with the data: give them with --data")
     t.check_described(given)
     others = (given.private_metrics, given.class_weights, given.rows_per_unit, given.public_test or None)
@@ -128,9 +129,7 @@ def _charge_others(row: PlanRow, task: Problem | None, given: Planning) -> PlanR
     """The row with all requested releases composed within its ε, as `hush train` charges them."""
     if task is None:
         return row
-    plan = plan_before(row.plan, task, given, row.epsilon)[0]
-    if given.private_metrics is not None:
-        plan = plan_metrics(plan, task, given.private_metrics, row.epsilon)
+    plan, _ = compose_plan(row.plan, task, row.epsilon, metrics=given.private_metrics, **read_shares(given))
     return replace(row, plan=plan)
 
 

@@ -13,13 +13,12 @@ from typing import Any, TypeVar
 import torch
 
 from hush._internal import validate
-from hush._internal.settings import PlanSettings, list_settings
+from hush._internal.settings import CLASS_SHARE, PlanSettings, list_settings
 from hush._internal.tensors import Losses
 from hush._internal.text import translate
 from hush.accounting.guarantee import EXACT, HELD
 from hush.cli.console import delayed_status, say, show_table
 from hush.cli.options import (
-    CLASS_SHARE,
     DEFAULT_EPSILON,
     DirectoryOptions,
     PlanOptions,

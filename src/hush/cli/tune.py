@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,7 @@ from hush.cli.prepare import (
     read_method_options,
     warn_not_saved,
 )
-from hush.cli.train import asks_for_releases, choose_released, make_fields, plan_metrics, sanitise_task
-from hush.datasets.evaluation import evaluate_problem
+from hush.cli.train import read_shares, sanitise_task
 from hush.datasets.problem import Problem
 from hush.errors import DistributedError, InvalidInputError, NotProvenError, RunStateError
 from hush.ledger.book import DATASET, Ledger
@@ -35,20 +34,13 @@ from hush.methods import make_plan
 from hush.plan import Plan
 from hush.randomness import seeded
 from hush.release.folder import RELEASE
-from hush.run import Run
 from hush.run_directory import RunDirectory, open_search
+from hush.statistics.private_metrics import plan_metrics
+from hush.training import Execution, Outcome, ProblemRun, train_in_memory
 from hush.tuning import Candidate, Winner, charge_search, price_search, read_space, run_trials
 
 SPACE = ["lr=0.05..5"]
 OWN = ("lr", "clip", "clip_mode")  # method options that have their own flags
-
-
-@dataclass(frozen=True)
-class Made:
-    """A trained trial and what may be published about it."""
-
-    run: Run
-    metrics: dict[str, Any]
 
 
 def tune(given: Tuning) -> None:
@@ -76,6 +68,11 @@ def _search(given: Tuning) -> None:
     def make(candidate: Candidate) -> Plan:
         return _make_plan(given, task, candidate)
 
+    def train(plan: Plan) -> tuple[float, Outcome]:
+        job = _start(given, task, losses, network, plan)
+        train_in_memory(job.run)
+        return _judge(job.conclude(public_test=given.public_test))
+
     with delayed_status("computing the cost of the search"):
         plan = price_search(
             space, make, epsilon=default_epsilon(given).epsilon, mean_trials=given.mean_trials, shape=given.shape
@@ -84,25 +81,18 @@ def _search(given: Tuning) -> None:
     task = sanitise_task(task, plan, given)
     with seeded(given.seed):
         network = task.model().to(find_device(given.device))
-    first = _start(given, task, losses, network, plan)  # may raise, so it comes before the charge
-    first.check_arithmetic()
-    RunDirectory(given.out, False).check_release(first, task.describe(), given.dataset or task.name)
+    first = _start(given, task, losses, network, plan, out=given.out)  # may raise, so it comes before the charge
+    first.run.check_arithmetic()
     if given.ledger is not None:
         dataset = DATASET if given.dataset is None else given.dataset
         charge_search(Ledger(given.ledger), dataset, plan, new_dataset=given.new_dataset)
     say(f"searching {', '.join(space)}; the duration reveals the number of trials: do not publish it")
     left = "nothing of it was released" if given.ledger is None else "what was entered in the ledger stays spent"
     with say_when_interrupted(f"stopped: a search cannot be resumed, and {left}"):
-        winner = run_trials(
-            plan,
-            space,
-            make,
-            lambda own: _start(given, task, losses, network, own),
-            lambda run: _judge(given, task, run),
-        )
+        winner = run_trials(plan, space, make, train)
     if winner is None:
         raise RunStateError("the search gave no model, which is one of its possible outcomes; its cost is spent")
-    _answer(given, task, plan, winner)
+    _answer(given, plan, winner)
 
 
 def _check_options(given: Tuning) -> None:
@@ -121,7 +111,7 @@ def _check_options(given: Tuning) -> None:
             "the data for scoring trials are missing: give --public-test (the test rows, or those of --test-data, are "
             "public) or --private-metrics EPS (noisy counts, which are part of every trial)"
         )
-    if asks_for_releases(given):
+    if read_shares(given):
         raise NotProvenError(
             "ranges and class weights that are released before training would be released again in every trial: give "
             "ranges in a --schema and weights as numbers"
@@ -155,59 +145,47 @@ def _make_plan(given: Tuning, task: Problem, candidate: Candidate) -> Plan:
     return plan if given.private_metrics is None else plan_metrics(plan, task, given.private_metrics, None)
 
 
-def _judge(given: Tuning, task: Problem, run: Run) -> tuple[float, Made]:
-    evaluation = evaluate_problem(run.model, task)
-    fields = make_fields(evaluation, task)
-    outcome = choose_released(run, task, evaluation, RunDirectory(None, False), public=given.public_test, fields=fields)
-    return _score(outcome), Made(run, outcome)
-
-
-def _start(given: Tuning, task: Problem, losses: Any, network: nn.Module, plan: Plan) -> Run:
+def _start(
+    given: Tuning, task: Problem, losses: Any, network: nn.Module, plan: Plan, out: Path | None = None
+) -> ProblemRun:
     """A run of the plan before its first step; raises for anything that would fail in every trial."""
-    return plan.start(
+    return ProblemRun.start(
+        task,
+        plan,
         copy.deepcopy(network),  # a factory may return the same object, and trials must not share weights
         losses,
-        task.train,
-        unit=task.whose,
+        directory=RunDirectory(out, False),
+        dataset=given.dataset,
         rows_per_unit=given.rows_per_unit,
-        microbatch=given.microbatch,
+        execution=Execution(microbatch=given.microbatch),
     )
 
 
-def _score(outcome: dict[str, Any]) -> float:
+def _judge(outcome: Outcome) -> tuple[float, Outcome]:
     """Accuracy, or negative loss: exact on public rows, from noisy counts on private ones."""
-    if "private_metrics" in outcome:
-        return float(outcome["private_metrics"]["figures"]["accuracy"])
-    metrics = outcome["test_figures"]
-    accuracy, loss = metrics.get("test_accuracy"), metrics.get("test_loss")
-    return float(accuracy) if accuracy is not None else -float(loss)
+    released = outcome.released
+    if "private_metrics" in released:
+        return float(released["private_metrics"]["figures"]["accuracy"]), outcome
+    accuracy, loss = (released["test_figures"].get(name) for name in ("test_accuracy", "test_loss"))
+    return float(accuracy) if accuracy is not None else -float(loss), outcome
 
 
-def _answer(given: Tuning, task: Problem, plan: Plan, winner: Winner[Made]) -> None:
-    run = winner.made.run
+def _answer(given: Tuning, plan: Plan, winner: Winner[Outcome]) -> None:
+    outcome = winner.made
     warn_not_saved(given)
-    released = _release(given, task, run, winner)
-    guarantee, alone = run.guarantee, replace(plan, trials=None).guarantee()
+    chosen = {"parameters": winner.candidate, "score": winner.score}
+    released = None if given.out is None else outcome.release(given.out / RELEASE, {"chosen": chosen})
+    alone = replace(plan, trials=None).guarantee()
     result = {
-        "problem": task.name,
-        "method": plan.method,
-        "parameters": winner.candidate,
-        "score": winner.score,
-        "epsilon": guarantee.epsilon,
-        "delta": guarantee.delta,
-        "unit": guarantee.unit,
-        "status": guarantee.status,
-        "protects": guarantee.protects,
+        **outcome.summarize(),
+        **chosen,
         "winner_epsilon": alone.epsilon,
         "mean_trials": given.mean_trials,
         "shape": given.shape,
         "noise_multiplier": plan.sigma,
-        "steps": plan.steps,
-        **winner.made.metrics,
+        **outcome.released,
         "out": None if given.out is None else str(given.out),
         "release": None if released is None else str(released),
-        "sentence": guarantee.sentence(),
-        "statement": str(guarantee),
     }
     if given.as_json:
         show_json(result)
@@ -217,11 +195,3 @@ def _answer(given: Tuning, task: Problem, plan: Plan, winner: Winner[Made]) -> N
     show_text(result["statement"])
     if released is not None:
         show(f"released, may be published: {released}")
-
-
-def _release(given: Tuning, task: Problem, run: Run, winner: Winner[Made]) -> Path | None:
-    if given.out is None:
-        return None
-    outcome = {**winner.made.metrics, "chosen": {"parameters": winner.candidate, "score": winner.score}}
-    named = given.dataset or task.name
-    return run.release(given.out / RELEASE, description=task.describe(), dataset=named, metrics=outcome)

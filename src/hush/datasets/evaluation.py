@@ -6,6 +6,7 @@ These numbers are of public or held-out rows; on training rows they are not cove
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -139,6 +140,31 @@ def evaluate_problem(
         target_range=problem.target_range,
         batch_size=batch_size,
     )
+
+
+def list_metrics(evaluation: Evaluation, problem: Problem) -> dict[str, Any]:
+    """The exact metrics as fields of a command's answer."""
+    fields: dict[str, Any] = {"test_loss": evaluation.loss}
+    if evaluation.values is not None:
+        values = evaluation.values
+        return {**fields, "test_mae": values.mae, "test_rmse": values.rmse, "test_r2": values.r2}
+    if problem.target_range is not None:
+        return {**fields, "test_mae": None, "test_rmse": None, "test_r2": None}
+    metrics = evaluation.metrics
+    if problem.metric != "accuracy" or metrics is None:
+        return fields
+    message, finite = metrics.to_json(), math.isfinite(evaluation.loss)
+    return {
+        **fields,
+        "test_accuracy": evaluation.accuracy,
+        "test_commonest_accuracy": metrics.commonest,
+        "test_balanced_accuracy": metrics.balanced_accuracy,
+        "test_auc": metrics.auc if finite else None,
+        "test_log_loss": metrics.log_loss if finite else None,
+        "test_recall": dict(zip(problem.classes_by_name, metrics.recall, strict=True)),
+        "test_confusion": message["confusion"],
+        "verdict": message["verdict"],
+    }
 
 
 def _check_width(output: Tensor, width: int) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hush._internal.settings import CLASS_SHARE as CLASS_SHARE
 from hush._internal.settings import LAYER_CLIP as LAYER_CLIP
 from hush._internal.settings import LAYER_WIDTH as LAYER_WIDTH
 from hush._internal.tensors import Losses

@@ -8,33 +8,27 @@ consecutive windows, which overlap but for one epoch at either end, lie within `
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from torch import Tensor
 
 from hush._internal import validate
 from hush.accounting.guarantee import Guarantee
 from hush.errors import InvalidInputError
 from hush.guarantees import account_steps
+from hush.sanitize.privatised import PublishedLayer
 
 if TYPE_CHECKING:
     from hush.plan import Plan
+    from hush.run import Run
+
+NONE = "none"  # no early stopping
 
 STOPPED = "the run was stopped by what it had released, and how long it ran says something about the data too"
 COUNTED = {True: "what is proven is the ε of all planned steps", False: "the ε of all planned steps is what is stated"}
-
-
-def measure_spread(outputs: Tensor) -> float:
-    """The standard deviation of each example's noisy outputs, over its n coordinates, averaged over the examples."""
-    return float(sum_spreads(outputs)) / len(outputs)
-
-
-def sum_spreads(outputs: Tensor) -> Tensor:
-    """Σ over the examples of the standard deviation of each one's noisy outputs."""
-    return outputs.detach().flatten(1).double().std(dim=1, correction=0).sum()
 
 
 @dataclass(frozen=True)
@@ -176,3 +170,30 @@ def _check(series: Sequence[float], length: int) -> None:
     if length < 2:
         raise InvalidInputError("a window needs at least 2 epochs to have a slope, got length 1")
     validate.finite(**{f"value {epoch} of the series": value for epoch, value in enumerate(series)})
+
+
+def read_stop(text: str | None, plan: Plan) -> Stop | None:
+    """Parse WINDOW:LIMIT for the plan's kind of threshold; None for no stop."""
+    if text is None or text == NONE:
+        return None
+    if not isinstance(plan.trains_on, PublishedLayer):
+        raise InvalidInputError(f"--stop needs method sanitize, not {plan.method}: give fewer --epochs instead")
+    window, _, limit = text.partition(":")
+    try:
+        stop = Stop(int(window), float(limit), adaptive=plan.trains_on.threshold is not None)
+    except ValueError as error:
+        raise InvalidInputError(f"--stop takes epochs and a slope such as 10:1.2e-4, or none; got '{text}'") from error
+    stop.flag([])  # raises for an invalid window or limit
+    return stop
+
+
+def watch_run(stop: Stop, run: Run, batch_size: int, log: Path | None) -> EarlyStopping:
+    """The early stopping of a run; a resumed run reads its first steps from the ``log`` of its steps."""
+    watch = EarlyStopping(stop, EpochSpreads(-(-len(run.source) // batch_size)))
+    if run.ranks.world > 1:
+        raise InvalidInputError("--stop works with one process only: leave it out under torchrun")
+    lines = log.read_text().splitlines() if log is not None and run.next and log.exists() else []
+    if len(lines) < run.next:
+        raise InvalidInputError("the log of this run's steps, which --stop needs, is missing: resume with --stop none")
+    watch.update(json.loads(line) for line in lines[: run.next])
+    return watch

@@ -44,7 +44,6 @@ from hush.errors import InvalidInputError, RunStateError
 from hush.noise.base import add_noise
 from hush.randomness import BLOCK, Secret, normal, streams
 from hush.sanitize.adaptive import AdaptiveThreshold
-from hush.sanitize.early_stopping import sum_spreads
 from hush.sanitize.front import (
     Front,
     Head,
@@ -253,3 +252,8 @@ class SpreadSum(PlainSum):
             hook.remove()
         sums["diagnostics"] |= {"spread": torch.stack(spreads).sum()} if spreads else {}
         return sums
+
+
+def sum_spreads(outputs: Tensor) -> Tensor:
+    """Σ over the examples of the standard deviation of each one's noisy outputs."""
+    return outputs.detach().flatten(1).double().std(dim=1, correction=0).sum()

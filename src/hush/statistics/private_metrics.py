@@ -27,27 +27,36 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from dp_accounting import dp_event
 from numpy.typing import ArrayLike
 
-from hush._internal.validate import positive_int
+from hush._internal.validate import positive, positive_int
 from hush.accounting.accountant import Adjacency
 from hush.accounting.accountant import epsilon as epsilon_of
 from hush.accounting.events import DpEvent
 from hush.accounting.guarantee import PRECISE, Guarantee
 from hush.accounting.noise_tails import check_std, grid
+from hush.data_release import ComposedRelease
 from hush.errors import InvalidInputError
 from hush.noise.base import add_noise
 from hush.randomness import Secret, normal, streams
 from hush.statistics.histogram import calibrate_cells, weigh_units
-from hush.statistics.metrics import BINS, Counts, count_rows
+from hush.statistics.metrics import BINS, Counts, count_rows, from_counts
+
+if TYPE_CHECKING:
+    from hush.datasets.evaluation import Evaluation
+    from hush.datasets.problem import Problem
+    from hush.plan import Plan
 
 SENSITIVITY: Mapping[Adjacency, float] = {"add-remove": 1.0, "zero-out": 1.0, "replace": math.sqrt(2.0)}
 ROUNDED = 1 + 2.0**-40  # more than the products of the standard deviations can lose
+NAME = "figures with noise of the held-out rows"
+SHARE = 0.1  # share of δ at which the ε of these metrics is stated; their joint cost with training is accounted exactly
 ASSUMPTIONS = (
     "the held-out rows were set apart without looking at them, and the classes and bins are public",
     "the noise is unpredictable",
@@ -179,3 +188,61 @@ def _with_noise(counts: Counts, matrix_std: float, bin_std: float, secret: Secre
         add_noise([total], [normal(secret, streams.private_metrics(part), 0, total)], std, grid(std), 1.0)
         noisy.append(total.numpy())
     return Counts(noisy[0], noisy[1], noisy=True)
+
+
+# The noisy metrics of a problem's test rows, composed with training.
+
+
+def plan_metrics(plan: Plan, problem: Problem, epsilon: float, total: float | None) -> Plan:
+    """The plan composed with noisy metrics of ``epsilon``, with σ such that both stay within the ``total`` ε, if given.
+
+    Rows without units are split by position, so that one more or fewer row would move others between the parts. So the
+    two are composed, also if units are split by identity: parallel composition is not claimed."""
+    positive(private_metrics=epsilon)
+    if problem.classes is None:
+        raise InvalidInputError(f"--private-metrics counts classes, but '{problem.name}' has none: leave it out")
+    if total is not None and epsilon >= total:
+        raise InvalidInputError(
+            f"--private-metrics {epsilon:g} leaves nothing of --epsilon {total:g} for training: give less to the "
+            "metrics, or a larger --epsilon"
+        )
+    noise = calibrate_counts(epsilon, SHARE * plan.delta, classes=problem.classes, adjacency=plan.neighbours)
+    release = ComposedRelease(NAME, noise.event, plan.neighbours, noise.lost, ASSUMPTIONS)
+    both = replace(plan, composed=(*plan.composed, release))
+    return both if total is None else both.with_epsilon(total)
+
+
+def find_metrics(plan: Plan) -> ComposedRelease | None:
+    """The release of `plan_metrics` in a plan; None if the plan has none."""
+    return next((release for release in plan.composed if release.name == NAME), None)
+
+
+def draw_metrics(problem: Problem, evaluation: Evaluation, release: ComposedRelease, secret: Secret) -> dict[str, Any]:
+    """The noisy metrics of an evaluation for `plan_metrics`' release, as plain data: one release, to be made once."""
+    if evaluation.probabilities is None or evaluation.labels is None:
+        raise InvalidInputError(f"--private-metrics counts classes, but '{problem.name}' has none: leave it out")
+    noise = CountNoise(release.event.noise_multiplier, release.lost, release.adjacency)
+    units = None if problem.owners is None else problem.owners.test
+    counts = add_count_noise(evaluation.probabilities, evaluation.labels, noise, units=units, secret=secret)
+    there = evaluation.examples if units is None else len(np.unique(units))
+    known = None if release.adjacency == "add-remove" else there  # add-remove hides the number of examples
+    found = describe_counts(counts, noise, problem.classes_by_name, known)
+    return found if problem.owners is None else {**found, "weighed": f"each {problem.unit} counts 1, whatever its rows"}
+
+
+def describe_counts(counts: Counts, noise: CountNoise, classes: tuple[str, ...], rows: int | None) -> dict[str, Any]:
+    """Noisy counts, their noise, and every metric derived from them, as plain data.
+
+    ``rows`` is the number of rows if that is public, or of units if each counts 1. The accuracy is a sum over the
+    diagonal, so it has the noise of that many cells."""
+    matrix, each_bin = noise_stds(noise.sigma, noise.adjacency, counts.histograms.shape[1])
+    metrics = from_counts(counts, rows=rows)
+    return {
+        "classes": list(classes),
+        "figures": metrics.to_json(),
+        "accuracy_std": matrix * math.sqrt(len(classes)) / metrics.rows,
+        "noisy_confusion": counts.confusion.tolist(),
+        "noisy_histograms": counts.histograms.tolist(),
+        "noise_std": {"confusion": matrix, "histograms": each_bin},
+        "noise_multiplier": noise.sigma,
+    }

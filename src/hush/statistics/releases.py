@@ -21,19 +21,52 @@ from numpy.typing import ArrayLike
 from torch import nn
 
 from hush.data_release import DataRelease, Values
-from hush.datasets.problem import Problem
+from hush.datasets.problem import CLASS_SHARE, Problem
 from hush.errors import InvalidInputError, NotProvenError
 from hush.plan import Plan
 from hush.run import Run
 from hush.statistics import class_counts, class_names, ranges
+from hush.statistics.private_metrics import plan_metrics
 from hush.tabular.columns import Encoder
 from hush.tabular.schema import Schema, pending_columns, with_limits
 
 OF_DELTA = 0.1  # at which the ε of a release is meant
 ALONE = 0.1  # of δ: the probability with which a label of a single unit may become a class
 
-
 KNOWN = "name them in a schema (classes = […]), or say that they are public (--public classes)"
+
+
+def compose_plan(
+    plan: Plan,
+    task: Problem,
+    total: float | None,
+    *,
+    range_share: float | None = None,
+    weight_share: float | None = None,
+    class_share: float | None = None,
+    metrics: float | None = None,
+) -> tuple[Plan, tuple[DataRelease, ...]]:
+    """The plan composed with the releases before training and with noisy ``metrics`` of that ε, and the former.
+
+    σ is such that all stays within the ``total`` ε, if given. Otherwise the releases cost their share of the ε of
+    training, in addition to it. Classes that are not known are released for `CLASS_SHARE` of ε unless it is given."""
+    parts: tuple[DataRelease, ...] = ()
+    unknown = task.pending_classes is not None
+    if unknown or any(share is not None for share in (range_share, weight_share, class_share)):
+        if unknown and plan.trains_on is not None:
+            raise NotProvenError(f"method '{plan.method}' needs the classes before anything is released: {KNOWN}")
+        parts = plan_releases(
+            task,
+            plan,
+            plan.guarantee().epsilon if total is None else total,
+            range_share=range_share,
+            weight_share=weight_share,
+            class_share=(CLASS_SHARE if class_share is None else class_share) if unknown else None,
+            units=task.whose,
+        )
+        plan = replace(plan, composed=(*plan.composed, *(part.composed for part in parts)))
+        plan = plan if total is None else plan.with_epsilon(total)
+    return plan if metrics is None else plan_metrics(plan, task, metrics, total), parts
 
 
 def plan_releases(
