@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,6 +36,7 @@ from hush.per_example.chunks import (
     deterministic_kernels,
     list_sizes,
     synthetic_batch,
+    varied,
     whole_chunk,
 )
 from hush.per_example.engine import ExamplesNotIndependent, SpotChecks, count_spot_checks
@@ -152,10 +154,10 @@ class Aggregator:
         model that fails on synthetic inputs may still run on the data."""
         nobody = Secret.from_seed(0, streams.BATCH_EFFECT)
 
-        def compute(piece: Chunk, content: Any) -> RowDigests:
+        def compute(piece: Chunk, content: Any, step: int = 0) -> RowDigests:
             digests = RowDigests(len(piece.places))
             with _noting_outputs(self._model, digests):
-                self._sum_chunk(nobody, 0, piece, self.losses, content, public, BlockSums(2), digests)
+                self._sum_chunk(nobody, step, piece, self.losses, content, public, BlockSums(2), digests)
             return digests
 
         if self._rigorous:
@@ -202,8 +204,9 @@ class Aggregator:
             )
         return compared
 
-    def _settle_reads(self, compute: Compute, rows: int) -> None:
-        """Find out on synthetic inputs whether the model reads tensor values into Python, and whether they vary.
+    def _settle_reads(self, compute: Callable[..., RowDigests], rows: int) -> None:
+        """Find out on synthetic inputs whether the model reads tensor values into Python, and whether they vary with
+        the inputs, and for empty rows with the weights and the model's random numbers.
 
         If inputs and empty rows give different values, the model is computed one example at a time. A model that fails
         on synthetic inputs stays undecided: every batch is then tracked in full."""
@@ -212,10 +215,11 @@ class Aggregator:
         try:
             if self._try_reads(compute, rows, 1.0):
                 checks.settled = True
-                for factor in EXTREMES if checks.found else ():
-                    self._try_reads(compute, rows, factor)
+                for step, factor in enumerate(EXTREMES) if checks.found else ():
+                    with varied(self._params if step else {}, step):
+                        self._try_reads(partial(compute, step=step), rows, factor)
         finally:
-            checks.deciding = checks.batched = False
+            checks.settle()
 
     def _try_reads(self, compute: Compute, rows: int, factor: float) -> bool:
         """Whether the model ran on random inputs times this factor; integers are 0 and 1 if the model accepts 1."""

@@ -189,7 +189,7 @@ def train(
     if directory is not None:
         run.release()
     run.close()
-    return TrainingResult(model, guarantee, plan, None if directory is None else Path(directory))
+    return TrainingResult(model, guarantee, run.plan, None if directory is None else Path(directory))
 
 
 def plan_for_data(
@@ -369,8 +369,8 @@ def release_first(ranks: ProcessGroup, release: Callable[[], Mapping[str, Values
 class ProblemRun:
     """A run of a problem: the service behind `hush train`, a trial of `hush tune` and a run of `hush bench`.
 
-    `begin` attaches it to its directory and makes the releases before training, which the caller then follows by the
-    steps (`take_steps`); `conclude` evaluates the model. ``before`` are those releases as fields of an answer."""
+    `begin` attaches it to its directory and makes the releases before training. Then the caller takes the steps
+    (`take_steps`), and `conclude` evaluates the model. ``before`` holds these releases as fields of an answer."""
 
     problem: Problem
     run: Run

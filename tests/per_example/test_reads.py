@@ -19,6 +19,8 @@ from hush.datasets.problem import cross_entropy as shipped_losses
 from hush.errors import UnsupportedModelError
 from hush.per_example.augmentation import Augmented
 from hush.per_example.engine import PERIOD, SpotChecks, count_spot_checks, verdict_of
+from hush.per_example.gradients import _Recording
+from hush.per_example.model_checks import is_known_separate
 from hush.per_example.reads import ReadLog, differentiate, logging_to, watching_reads
 from hush.per_example.result import GradientWarning
 from hush.randomness import Secret
@@ -418,6 +420,37 @@ def test_whether_a_batch_has_padding_has_the_same_answer_always(padded, arithmet
     assert run.next == 6
 
 
+def by_padding(model, x):
+    return x + 0 if bool((x == 0).all(1).any()) else x
+
+
+@ARITHMETIC
+@pytest.mark.parametrize(
+    ("way", "constant"), [(by_padding, True), (of_parameter, False), (of_shared_draw, False), (of_each_draw, False)]
+)
+def test_empty_rows_are_computed_again_only_if_they_can_read_something_else(way, constant, arithmetic, monkeypatch):
+    run, counts, own = start(Reading(way), arithmetic=arithmetic), [], _Recording._list_empty_reads
+    run.step(run.batch(0))
+    monkeypatch.setattr(_Recording, "_list_empty_reads", lambda *given: counts.append(1) or own(*given))
+    checks = run._summing._reads
+    assert (checks.constant, checks.start_log().thorough) == (constant, not constant)
+    if arithmetic == "rigorous":  # otherwise every number of rows is another case
+        run.step(run.batch(1))
+        assert bool(counts) is not constant
+
+
+def test_a_read_that_only_the_dispatch_mode_sees_keeps_it_on():
+    def sliced(model, x):
+        return x[: (x == 0).all(1).any() + 1000] * 1.0
+
+    run = start(Reading(sliced), arithmetic="rigorous")
+    take_steps(run)
+    checks = run._summing._reads
+    assert checks.constant
+    assert checks.hidden
+    assert checks.start_log().thorough
+
+
 def test_the_empty_row_is_in_no_sum():
     def weights(change):
         run = start(model := Reading(change), arithmetic="rigorous", clip=1.0)
@@ -540,6 +573,16 @@ def test_a_hook_on_a_model_of_hush_may_mix_examples(everywhere):
         assert SEPARATE.format(count_spot_checks(run.plan.steps), run.plan.steps) in run.guarantee.assumptions
     finally:
         handle.remove()
+
+
+@pytest.mark.parametrize("name", ["forward", "_call_impl"])
+def test_a_method_replaced_on_a_model_of_hush_may_mix_examples(name):
+    model = logistic(4, 3)
+    layer = model if name == "forward" else next(m for m in model.modules() if isinstance(m, nn.Linear))
+    assert is_known_separate(model, shipped_losses)
+    own = getattr(layer, name)
+    setattr(layer, name, lambda x: own(torch.where((x == RARE).any(), -x, x)))
+    assert not is_known_separate(model, shipped_losses)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 100, PERIOD, 2 * PERIOD - 1, 5 * PERIOD + 7])

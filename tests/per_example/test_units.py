@@ -227,14 +227,14 @@ def test_dropout_is_drawn_for_each_row_and_is_the_same_in_every_engine(turned: b
 
 def test_a_module_that_torch_func_maps_row_by_row_draws_the_same() -> None:
     class Odd(nn.Module):
-        """A product of its own parameters has no rule; it drops out as well."""
+        """A function of inputs and parameters without a rule; it drops out as well."""
 
         def __init__(self) -> None:
             super().__init__()
             self.weight = nn.Parameter(torch.randn(5, 5, dtype=torch.float64))
 
         def forward(self, x: Tensor) -> Tensor:
-            return F.dropout(x @ (self.weight @ self.weight.t()).sigmoid(), 0.5, self.training)
+            return F.dropout(torch.atan2(x, self.weight.sum(0)), 0.5, self.training)
 
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -23,6 +23,7 @@ import hush.per_example.embedding
 import hush.per_example.linear
 import hush.per_example.norm  # noqa: F401  (registers its rules)
 from hush._internal.tensors import Losses, Named, check_losses, trainable
+from hush.errors import HushError
 from hush.per_example.augmentation import Point, make_rewinder
 from hush.per_example.decompositions import replacing_forwards
 from hush.per_example.functional import compute_gradients, recording, refuse_unseen
@@ -32,7 +33,7 @@ from hush.per_example.reads import start_again, watching_reads
 from hush.per_example.result import NonFiniteRows, PerExampleGradients, Weights, weights_of
 from hush.per_example.rounding import exact_products
 from hush.per_example.terms import Materialized, Term, bound_in_chunks, merge_terms, sum_terms
-from hush.per_example.tracking import Entry, NoLayerRule, Session, TrackedParameter
+from hush.per_example.tracking import Entry, Known, NoLayerRule, Session, TrackedParameter
 from hush.per_example.units import gather_rows
 from hush.privacy_unit import count_rows
 
@@ -141,7 +142,8 @@ def _record_point(
     known: Known,
 ) -> tuple[Tensor, list[Entry]]:
     like = next(iter(params.values()))
-    session = Session(n * count_rows(losses), torch.zeros(0, dtype=like.dtype, device=like.device, requires_grad=True))
+    anchor = torch.zeros(0, dtype=like.dtype, device=like.device, requires_grad=True)
+    session = Session(n * count_rows(losses), anchor, known)
     at = point.params or {}
     entries = [Entry(name, at.get(name, p).detach(), session) for name, p in params.items()]
     stand_ins = {id(p): TrackedParameter.of(entry) for p, entry in zip(params.values(), entries, strict=True)}
@@ -172,10 +174,7 @@ def _backward(session: Session, values: Tensor, coefficient: float, params: Name
     for (entry, _), gradient in zip(leaves, found, strict=False):
         if gradient is not None:
             entry.leave(Materialized(gradient.reshape(session.n, *entry.value.shape)))
-
-
-Known = dict[str, list[list[bool]]]
-"""By module, for each of its calls: which inputs hold the examples."""
+    session.settle()
 
 
 def map_over_examples(
@@ -228,7 +227,14 @@ def _call_mapped(
         inner_args, inner_kwargs = pytree.tree_unflatten(single, spec)
         with recording(module, {id(p): params[name] for name, p in stand_ins.items()}):
             out = module(*inner_args, **inner_kwargs)
-        return pytree.tree_map(lambda t: t.squeeze(0), out)
+        return pytree.tree_map(lambda t: t.squeeze(0) if isinstance(t, Tensor) else t, out)
 
     dims = tuple(0 if b else None for b in batched)
-    return vmap(one, in_dims=(0, *dims), randomness="different")(leaves, *flat)
+    try:
+        return vmap(one, in_dims=(0, *dims), randomness="different")(leaves, *flat)
+    except (HushError, NoLayerRule, NotPerExample):
+        raise
+    except Exception as error:  # an error of the user's code is raised again by the reference
+        names = [entry.name for entry in watched.values()]
+        why = f"torch.func cannot map this module ({type(error).__name__}: {str(error).partition(chr(10))[0][:200]})"
+        raise NoLayerRule(names, why) from error

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from hush.per_example.result import Weights
 from hush.per_example.rounding import bound_squares
-from hush.per_example.terms import RoundingBound
-from hush.per_example.tracking import Entry, apply_layer, handles, refuse
+from hush.per_example.terms import RoundingBound, Term
+from hush.per_example.tracking import Entry, TrackedParameter, apply_layer, entry_of, handles, refuse
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,7 @@ class _Embedding(torch.autograd.Function):
     def backward(ctx: Any, gy: Tensor) -> Any:
         (tokens,) = ctx.saved_tensors
         flat, b = tokens.reshape(tokens.shape[0], -1), gy.reshape(gy.shape[0], -1, gy.shape[-1])
-        if ctx.padding is not None:
-            b = b.masked_fill((flat == ctx.padding)[:, :, None], 0)
-        ctx.entry.leave(Lookup.of(flat, b, ctx.entry.value.shape))
+        ctx.entry.leave(_look_up(flat, b, ctx.padding, ctx.entry))
         return None, None, None, None, None
 
 
@@ -107,4 +105,38 @@ def embedding(
     if max_norm is not None or scale_grad_by_freq:
         raise refuse("an embedding with max_norm or scale_grad_by_freq has no book-keeping rule", weight)
     padding = None if padding_idx is None else padding_idx % weight.shape[0]
-    return apply_layer(_Embedding, input, (weight,), padding, least=1)
+    entry = entry_of(weight)
+    if entry is None or entry_of(input) is not None or entry.session.holds_examples(entry.name, input):
+        return apply_layer(_Embedding, input, (weight,), padding, least=1)
+    return TrackedParameter.of(SharedLookup.of(entry, input, padding))
+
+
+@dataclass(eq=False)
+class SharedLookup(Entry):
+    """The embeddings of tokens that all examples share, such as those of positions: a parameter of each example, whose
+    gradients are added to the table's rows."""
+
+    table: Entry | None = None
+    tokens: Tensor | None = None
+    padding: int | None = None
+
+    @staticmethod
+    def of(table: Entry, tokens: Tensor, padding: int | None) -> SharedLookup:
+        """Look the tokens up."""
+        value = F.embedding(tokens, table.value)
+        return SharedLookup(table.name, value, table.session, table=table, tokens=tokens, padding=padding)
+
+    def leave(self, term: Term) -> None:
+        """Add the gradients of every example to the rows of its tokens."""
+        assert self.table is not None
+        assert self.tokens is not None
+        n = self.session.n
+        flat = self.tokens.reshape(1, -1).expand(n, -1)
+        self.table.leave(_look_up(flat, term.rows(0, n).reshape(n, flat.shape[1], -1), self.padding, self.table))
+
+
+def _look_up(flat: Tensor, b: Tensor, padding: int | None, entry: Entry) -> Lookup:
+    """The term of tokens (n, P) with gradients b (n, P, width)."""
+    if padding is not None:
+        b = b.masked_fill((flat == padding)[:, :, None], 0)
+    return Lookup.of(flat, b, entry.value.shape)

@@ -26,7 +26,7 @@ from hush._internal.tensors import Losses
 from hush.data_source import to_each
 from hush.errors import HushError, UnsupportedModelError
 from hush.per_example.augmentation import Point, make_rewinder
-from hush.per_example.bookkeeping import BookkeepingGradients, Known, record_book_keeping
+from hush.per_example.bookkeeping import BookkeepingGradients, record_book_keeping
 from hush.per_example.functional import is_compiled, record_functional, record_one_by_one
 from hush.per_example.isolation import (
     MIXED,
@@ -43,7 +43,7 @@ from hush.per_example.isolation import (
 from hush.per_example.model_rng import drawing_only, is_by_place
 from hush.per_example.reads import logging_to
 from hush.per_example.result import GradientWarning, PerExampleGradients
-from hush.per_example.tracking import NoLayerRule
+from hush.per_example.tracking import Known, NoLayerRule
 from hush.randomness import Secret, streams
 
 # What is known about a model with a loss. Two losses are the same if they do the same, not if they are one object.
@@ -200,6 +200,8 @@ def _keep_book(
         except NoLayerRule as stop:
             rewind()
             verdict.alone, why = _widen_alone(verdict.alone, stop), stop.why
+            for name in verdict.known.keys() - verdict.alone:  # its lookups may be fewer now
+                del verdict.known[name]
             verdict.reasons.update(dict.fromkeys(verdict.alone - verdict.reasons.keys(), why))
             continue
         for name in sorted(verdict.alone - known):

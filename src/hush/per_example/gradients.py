@@ -36,8 +36,8 @@ from hush.per_example.engine import (
 from hush.per_example.functional import record_functional, record_one_by_one, recording
 from hush.per_example.isolation import EngineComparison, keeping_generator
 from hush.per_example.model_checks import ModelStateGuard, check_model, to_group_norm
-from hush.per_example.model_rng import NotPerExample, drawing, probe_rng
-from hush.per_example.reads import ReadChecks, ReadLog, current_checks, logging_to, watching_reads
+from hush.per_example.model_rng import NotPerExample, drawing, draws_shared, probe_rng
+from hush.per_example.reads import Read, ReadChecks, ReadLog, current_checks, logging_to, watching_reads
 from hush.per_example.result import EmptyGradients, GradientWarning, PerExampleGradients, fit_to_piece, microbatch_scope
 from hush.per_example.rounding import exact_products
 from hush.per_example.tracking import NoLayerRule
@@ -162,7 +162,8 @@ class _Recording:
         known, checks.found = checks.found, True
         if checks.deciding and not known:
             return False
-        empty_views, empty_model = self._log_empty(content, n, checks, before)
+        empty = checks.usual.get(n) if checks.constant else None
+        empty_views, empty_model = empty or self._list_empty_reads(content, n, checks, before)
         if view_log.find_difference(empty_views):
             raise ExamplesNotIndependent(_explain_read(view_log.find_difference(empty_views), "augmentation"))
         name = model_log.find_difference(empty_model)
@@ -172,18 +173,26 @@ class _Recording:
             compute_one_by_one(self.model, self.inner, READ.format(f"values of its batch ('{name}')"))
         return bool(name)
 
-    def _log_empty(self, content: Any, n: int, checks: ReadChecks, before: Tensor) -> tuple[ReadLog, ReadLog]:
+    def _list_empty_reads(
+        self, content: Any, n: int, checks: ReadChecks, before: Tensor
+    ) -> tuple[list[Read], list[Read]]:
         """The reads of a batch of empty rows with the same size, weights and random numbers."""
 
         def blank(content: Any) -> Any:
             return None if content is None else to_each(torch.zeros_like, content)
 
         points = [replace(point, content=blank(point.content)) for point in self.points]
-        own, empty, logs = replace(self, points=points), blank(content), (checks.start_log(), checks.start_log())
+        own, empty, logs = replace(self, points=points), blank(content), (ReadLog(True), ReadLog(True))
         with keeping_generator(before) as rewind:
             rewind()
             own._compute(empty, n, own._draw(empty, logs[0]), logs[1])
-        return logs
+        found = logs[0].reads, logs[1].reads
+        checks.hidden |= any(log.hidden for log in logs)
+        if checks.deciding:
+            checks.tried.append(([], []) if draws_shared() else found)
+        elif checks.constant:
+            checks.usual[n] = found
+        return found
 
 
 READ = "it reads {} into Python, where they can decide what is computed for other examples"

@@ -7,7 +7,7 @@ it, and autograd computes the gradients of these views.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -61,11 +61,19 @@ class _Linear(torch.autograd.Function):
 def leave_linear(entries: tuple[Entry | None, Entry | None], x: Tensor, gy: Tensor) -> None:
     """The terms of y = x Wᵀ + b, for any number of dimensions between the examples and the features."""
     weight, bias = entries
-    a, b = (t.detach().reshape(t.shape[0], -1, t.shape[-1]) for t in (x, gy))
+    if weight is None and bias is None:
+        return
+    a, b = (_split_examples(t, entries) for t in (x, gy))
     if weight is not None:
         weight.leave(OuterProduct(a, b).choose_form())
     if bias is not None:
         bias.leave(Materialized(b.squeeze(1) if b.shape[1] == 1 else b.sum(1)))
+
+
+def _split_examples(x: Tensor, entries: Sequence[Entry | None]) -> Tensor:
+    """x as (n, positions, features); the positions of an example may be rows of a matrix."""
+    n = next(entry.session.n for entry in entries if entry is not None)
+    return x.detach().reshape(n, -1, x.shape[-1])
 
 
 def align_frozen(model: nn.Module) -> dict[nn.Module, Callable[[Tensor], Tensor]]:
@@ -94,7 +102,7 @@ def _make_aligned(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
 @handles(F.linear)
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """y = x Wᵀ + b."""
-    return apply_layer(_Linear, input, (weight, bias))
+    return apply_layer(_Linear, input, (weight, bias), flat=True)
 
 
 class _Conv(torch.autograd.Function):
@@ -155,7 +163,22 @@ def _make_elementwise(function: Any) -> Any:
     return forward
 
 
-for _name in ("add", "sub", "mul", "div", "true_divide"):
+@handles(torch.where, Tensor.where)
+def where(condition: Any, input: Any, other: Any) -> Tensor:
+    """A choice between parameters and values by the condition of every example."""
+    if isinstance(condition, TrackedParameter):  # Tensor.where has the tensor first
+        condition, input = input, condition
+    a, b = (expand_per_example(condition, t) if isinstance(t, TrackedParameter) else t for t in (input, other))
+    return torch.where(condition, a, b)
+
+
+@handles(Tensor.masked_fill, torch.masked_fill)
+def masked_fill(parameter: Any, mask: Any, value: Any) -> Tensor:
+    """A parameter with other values at the places of every example's mask."""
+    return expand_per_example(mask, parameter).masked_fill(mask, value)
+
+
+for _name in ("add", "sub", "mul", "div", "true_divide", "maximum", "minimum"):
     _function = getattr(torch, _name)
     handles(_function, getattr(Tensor, _name))(_make_elementwise(_function))
 for _name in ("add", "sub", "mul", "truediv"):
@@ -184,22 +207,92 @@ def expand(parameter: TrackedParameter, *sizes: Any) -> Tensor:
 
 class _Matmul(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, x: Tensor, weight: Tensor, entries: tuple[Entry]) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, x: Tensor, weight: Tensor, bias: Any, entries: Any) -> Tensor:
         ctx.save_for_backward(x, weight)
-        (ctx.entry,) = entries
-        return multiply_rows(x, weight)
+        ctx.entries = entries
+        return multiply_rows(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gy: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        a, b = (t.detach().reshape(t.shape[0], -1, t.shape[-1]) for t in (gy, x))
-        ctx.entry.leave(OuterProduct(a, b).choose_form())
-        return None, multiply_rows(gy, weight.t()) if ctx.needs_input_grad[1] else None, None, None
+        own, bias = ctx.entries
+        a, b = (_split_examples(t, ctx.entries) for t in (gy, x))
+        if own is not None:
+            own.leave(OuterProduct(a, b).choose_form())
+        if bias is not None:
+            bias.leave(Materialized(a.sum(1)))
+        return None, multiply_rows(gy, weight.t()) if ctx.needs_input_grad[1] else None, None, None, None
 
 
 @handles(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
 def matmul(input: Any, other: Any) -> Tensor:
-    """x W for a parameter W of two dimensions."""
-    if isinstance(input, TrackedParameter) or not isinstance(other, TrackedParameter) or other.dim() != 2:
-        raise refuse("a product with a parameter that is not its right factor has no book-keeping rule", input, other)
-    return apply_layer(_Matmul, input, (other,))
+    """x W for a matrix W of parameters; other products with a copy of the parameter for every example."""
+    if isinstance(input, TrackedParameter):
+        return torch.matmul(expand_per_example(other, input, matrices=True), other)
+    if other.dim() != 2:
+        return torch.matmul(input, expand_per_example(input, other, matrices=True))
+    return apply_layer(_Matmul, input, (other, None), flat=True)
+
+
+@handles(torch.addmm, Tensor.addmm)
+def addmm(input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """x W + b, as in the Conv1D of GPT-2, with the positions of all examples as rows of x."""
+    if beta != 1 or alpha != 1 or input.dim() != 1 or isinstance(mat1, TrackedParameter):
+        raise refuse("'addmm' has a book-keeping rule for b + x W only, without factors", input, mat1, mat2)
+    return apply_layer(_Matmul, mat1, (mat2, input), flat=True)
+
+
+@handles(torch.baddbmm, Tensor.baddbmm)
+def baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """A sum with products of matrices, one for each example."""
+    for one, other in ((batch1, batch2), (batch2, batch1)):
+        if isinstance(one, TrackedParameter) and isinstance(other, TrackedParameter):
+            raise refuse("a product of parameters has no book-keeping rule", one, other)
+    data = batch2 if isinstance(batch1, TrackedParameter) else batch1
+    given = [expand_per_example(data, t) if isinstance(t, TrackedParameter) else t for t in (input, batch1, batch2)]
+    return torch.baddbmm(*given, beta=beta, alpha=alpha)
+
+
+@handles(torch.einsum)
+def einsum(equation: Any, *operands: Any) -> Tensor:
+    """A sum of products, with a copy of each parameter for every example; x W is a matrix product."""
+    given = list(operands[0]) if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else list(operands)
+    if not isinstance(equation, str) or "." in equation:
+        raise refuse("'einsum' has a book-keeping rule for equations of letters only", *given)
+    left, _, right = equation.replace(" ", "").partition("->")
+    parts = left.split(",")
+    data = [(part, t) for part, t in zip(parts, given, strict=True) if not isinstance(t, TrackedParameter)]
+    if not right or not data:
+        raise refuse("'einsum' of parameters, or without a result, has no book-keeping rule", *given)
+    first, x = data[0]
+    if len(given) == 2 and parts[1] == first[-1:] + right[-1:] and right == first[:-1] + right[-1:] and given[0] is x:
+        return apply_layer(_Matmul, x, (given[1], None))
+    if len(given) == 2 and parts[1] == right[-1:] + first[-1:] and right == first[:-1] + right[-1:] and given[0] is x:
+        return apply_layer(_Linear, x, (given[1], None))
+    for i, value in enumerate(given):
+        if isinstance(value, TrackedParameter):
+            if first[0] in parts[i]:
+                raise refuse("a parameter has the dimension of the examples", value)
+            given[i], parts[i] = expand_per_example(x, value, whole=True), first[0] + parts[i]
+    return torch.einsum(f"{','.join(parts)}->{right}", *given)
+
+
+@handles(F.scaled_dot_product_attention)
+def attend_to(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **options: Any) -> Tensor:
+    """Attention with a mask that is learned, such as a bias by relative position."""
+    if any(isinstance(t, TrackedParameter) for t in (query, key, value)):
+        raise refuse("attention to parameters has no book-keeping rule", query, key, value)
+    return F.scaled_dot_product_attention(query, key, value, expand_per_example(query, attn_mask), *args, **options)
+
+
+@handles(Tensor.repeat)
+def repeat(parameter: TrackedParameter, *sizes: Any) -> Tensor:
+    """A copy for every example, as by `expand`."""
+    counts = list(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int) else list(sizes)
+    entry = entry_of(parameter)
+    assert entry is not None
+    n, extra = entry.session.n, len(counts) - entry.value.dim()
+    if counts[0] != n or extra < 0 or (extra == 0 and entry.value.shape[0] != 1):
+        raise refuse("a parameter is repeated over a dimension other than the examples", parameter)
+    like = entry.value.new_empty(0).expand(n, *[0] * (len(counts) - 1))
+    return expand_per_example(like, parameter).repeat(1, *counts[1:])

@@ -9,10 +9,14 @@ reads the same operations run on the same shapes, so a batch that reads the same
 at the same weights and with the same random numbers) runs a program that no example decided. A batch that reads
 anything else stops the run before its noise is drawn (`hush.per_example.gradients`).
 
+What empty rows read mostly depends on neither weights nor random numbers (is any position of a mask padded?). Then what
+they read at the start of the run, which is public, is all that a batch may read, and no empty rows are computed later.
+
 Two modes detect reads. The function mode sees each call of torch from Python; it costs about a microsecond per call and
 is always on in a run. The dispatch mode also sees the operations inside such calls (``x[:t]``, a check inside a loss of
-torch), but doubles the time of a small model: it is on while a run starts, and later only for models that read. A model
-that reads nothing on one batch reads nothing on any other.
+torch), but doubles the time of a small model: it is on while a run starts, and later only where it is needed. The
+program is fixed up to its first read: a model that reads nothing on one batch reads nothing on any other, and if the
+function mode sees all reads of empty rows, a batch has no other reads as long as these agree.
 """
 
 from __future__ import annotations
@@ -42,18 +46,19 @@ class ReadLog:
     thorough: bool
     reads: list[Read] = field(default_factory=list)
     within: bool = False  # inside a call that is logged as a whole
+    hidden: bool = False  # some read is detected by the dispatch mode only
 
     def note(self, name: str, value: Any) -> None:
         """Add one read."""
         self.reads.append((name, _digest(value)))
 
-    def find_difference(self, other: ReadLog) -> str:
-        """The first function whose read differs in value or order from the other log; empty if there is none."""
-        for mine, theirs in zip(self.reads, other.reads, strict=False):
+    def find_difference(self, others: Sequence[Read]) -> str:
+        """The first function whose read differs in value or order from these; empty if there is none."""
+        for mine, theirs in zip(self.reads, others, strict=False):
             if mine != theirs:
                 return mine[0]
-        longer = max(self.reads, other.reads, key=len)
-        return "" if len(self.reads) == len(other.reads) else longer[min(len(self.reads), len(other.reads))][0]
+        longer = max(self.reads, others, key=len)
+        return "" if len(self.reads) == len(others) else longer[min(len(self.reads), len(others))][0]
 
 
 @dataclass(eq=False)
@@ -62,16 +67,27 @@ class ReadChecks:
 
     ``deciding``: synthetic inputs still decide how the model is computed. ``found``: it reads values, so every chunk
     holds an empty row. ``settled``: it is known whether it reads. ``batched``: examples were computed together, by an
-    engine that does not isolate them."""
+    engine that does not isolate them. ``constant``: empty rows read the same at all weights and random numbers that
+    were tried, which are then the only reads that a batch may have; ``usual`` has them, by the number of rows."""
 
     deciding: bool = False
     found: bool = False
     settled: bool = False
     batched: bool = False
+    constant: bool = False
+    hidden: bool = False  # empty rows read something that only the dispatch mode detects
+    usual: dict[int, tuple[list[Read], list[Read]]] = field(default_factory=dict)
+    tried: list[tuple[list[Read], list[Read]]] = field(default_factory=list)  # what empty rows read while deciding
+
+    def settle(self) -> None:
+        """End the trials on synthetic inputs: are the reads of empty rows always the same?"""
+        self.constant = len(self.tried) > 1 and all(any(one) and one == self.tried[0] for one in self.tried)
+        self.deciding = self.batched = False
+        self.tried.clear()
 
     def start_log(self) -> ReadLog:
         """The log of the next recording."""
-        return ReadLog(thorough=self.found or not self.settled)
+        return ReadLog(thorough=not self.settled or (self.found and (self.hidden or not self.constant)))
 
 
 _CHECKS: ContextVar[ReadChecks | None] = ContextVar("the checks of reads", default=None)
@@ -336,17 +352,21 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             found = func(*args, **(kwargs or {}))
         except Exception as error:
             if not self.log.within:
-                self.log.note(str(func), (type(error).__name__, str(error)))
+                self._note(func, (type(error).__name__, str(error)))
             raise
         kind = "" if self.log.within else _find_kind(func)
         if kind == "value":
-            self.log.note(str(func), found)
+            self._note(func, found)
         elif kind == "shape":
-            self.log.note(str(func), _list_shapes(found))
+            self._note(func, _list_shapes(found))
         elif kind == "index" and not (len(args) > 2 and not args[2].dim()):
             for mask in _list_masks(args[1]):
-                self.log.note(str(func), _count_rows(mask))
+                self._note(func, _count_rows(mask))
         return found
+
+    def _note(self, func: Any, value: Any) -> None:
+        self.log.hidden = True
+        self.log.note(str(func), value)
 
 
 @functools.cache

@@ -224,6 +224,13 @@ def is_by_place() -> bool:
     return _CURRENT.get() is not None
 
 
+def draws_shared() -> bool:
+    """Whether the model that is being computed draws numbers that all examples share, or that no example has."""
+    draws = _CURRENT.get()
+    kinds = () if draws is None or draws.kinds is None else draws.kinds.by_number.values()
+    return not all(isinstance(kind, PerExample) for kind in kinds)
+
+
 def drawing(*, proven: bool = True, again: bool = False) -> AbstractContextManager[Any]:
     """Around a forward: torch's random numbers come from the chunk's draws.
 
