@@ -18,7 +18,7 @@ import hush
 from hush.checkpointing import Checkpoints
 from hush.errors import InvalidInputError, ResumeError
 from hush.ledger.book import Ledger
-from hush.training import take_steps
+from hush.training import plan_for_data, take_steps
 
 torch.manual_seed(0)
 X = torch.randn(300, 6)
@@ -45,6 +45,15 @@ def test_five_lines_train_a_model_and_state_its_guarantee() -> None:
     assert result.directory is None
     assert not torch.equal(result.model.weight, network().weight)
     assert not result.model.training
+
+
+def test_the_plan_of_a_result_has_the_noise_of_its_run(monkeypatch) -> None:
+    """σ of a large model is calibrated again when the run starts."""
+    monkeypatch.setattr("hush.plan.count_coordinates", lambda model: 10**9)
+    asked = SETTINGS | {"epsilon": 8}
+    result = hush.train(network(), losses, (X, Y), **asked)
+    assert result.guarantee.epsilon <= 8
+    assert result.plan.sigma > plan_for_data((X, Y), "dp-sgd", **asked).sigma
 
 
 def test_its_progress_needs_no_thread(no_thread, monkeypatch) -> None:

@@ -6,6 +6,7 @@ each model and batch, starts from every kind of neighbours for the slow models t
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import warnings
@@ -15,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from distributed_programs import play
 from hush.clipping import Adaptive, ClippedSum, ErrorFeedback, Quantile, TwoPoint
 from hush.methods import make_plan
 from hush.per_example.linear import multiply_rows
@@ -48,13 +50,17 @@ def said(name: str, stage: Stage, moved: float) -> None:
         sys.stdout.write(f"\n{where}: {clips:.7f} clips of {1 + stage.plan.charge:.7f} charged\n")
 
 
-def cases() -> list[tuple[str, int]]:
+def cases() -> list[tuple[str, int, str]]:
     """The search has the time for all of them; ``benchmarks/one_example_more.py`` too."""
-    return [(name, batch) for name, model in MODELS.items() for batch in BATCHES if SEARCH or batch <= model.largest]
+    every = [(name, batch, kinked) for name in MODELS for batch in BATCHES for kinked in ("", *KINKED)]
+    return [case for case in every if SEARCH or is_quick(*case)]
 
 
-@pytest.mark.parametrize("kinked", ["", *KINKED])
-@pytest.mark.parametrize(("name", "batch"), cases())
+def is_quick(name: str, batch: int, kinked: str) -> bool:
+    return batch <= MODELS[name].largest and (batch <= 256 or not kinked or (name, kinked) == ("logistic", "residual"))
+
+
+@pytest.mark.parametrize(("name", "batch", "kinked"), cases())
 def test_every_shipped_model(name: str, batch: int, kinked: str) -> None:
     shipped = MODELS[name]
     stage = Stage(shipped, batch, kinked=kinked)
@@ -131,6 +137,39 @@ def test_one_more_example_flips_nobody_s_residual() -> None:
 @pytest.mark.parametrize("n", [1, 3, 4, 5, 63, 64, 65, 127, 128, 129, 191, 192, 193, 383, 384, 385])
 def test_one_more_example_at_the_ends_of_chunks_and_blocks(n: int) -> None:
     assert moved_by_one_more("rigorous", n) <= 1.0
+
+
+def test_one_more_example_on_two_processes(tmp_path) -> None:
+    play("one more", 2, tmp_path)
+    for rank in range(2):
+        moved = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert len(moved) == 6
+        assert all(0.5 < value <= 1.0 for value in moved.values()), moved
+
+
+def test_one_more_example_on_two_threads() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert moved_by_one_more("rigorous") <= 1.0
+        for name in ("logistic", "lenet"):
+            stage = Stage(MODELS[name], 37, kinked="residual")
+            assert 0.5 < climb(stage, 0, ("plain", "at the kink")) <= 1.0
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("kinked", ["", *KINKED])
+def test_an_example_in_an_empty_batch(kinked: str) -> None:
+    """Without it the batch has no example: one chunk of empty rows."""
+    shipped, n = Shipped(lambda: nn.Linear(64, 10), (64,)), 5
+    plan = make_plan(
+        "dp-sgd", examples=n, batch_size=1, sample_rate=0.05, steps=1, noise_multiplier=1.0, clip=CLIP, lr=1.0
+    )
+    stage = Stage(shipped, 1, plan=plan, kinked=kinked, alone=True)
+    moved = stage.moved(neighbours(stage.fresh(0), "plain"))
+    assert len(stage.run.batch(0).indices) == 0
+    assert 0.5 < moved <= 1.0
 
 
 class Curved(nn.Module):

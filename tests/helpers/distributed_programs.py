@@ -303,7 +303,21 @@ class Seeded:
         return self.plan.start(*given, secret=1, microbatch=4, **more)
 
 
+def move_by_one_more(rank: int, folder: Path) -> None:
+    """How far the last example moves the sum of all processes: labels at the kink, at the ends of chunks and blocks."""
+    from shipped_models import KINKED, Shipped, Stage, neighbours
+
+    ranks, moved = init_distributed(), {}
+    for kinked in KINKED:
+        for batch in (7, 130, 400):
+            stage = Stage(Shipped(lambda: nn.Linear(64, 1), (64,)), batch, kinked=kinked, ranks=ranks)
+            kinds = ("plain", "alike", "broken")
+            moved[f"{kinked} {batch}"] = max(stage.moved(neighbours(stage.fresh(1), kind)) for kind in kinds)
+    (folder / f"{rank}.json").write_text(json.dumps(moved))
+
+
 SCENES = {
+    "one more": move_by_one_more,
     "page": follow_the_page,
     "cut": cut_noise,
     "cases": take_every_case,

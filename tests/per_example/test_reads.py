@@ -20,6 +20,7 @@ from hush.errors import UnsupportedModelError
 from hush.per_example.augmentation import Augmented
 from hush.per_example.engine import PERIOD, SpotChecks, count_spot_checks, verdict_of
 from hush.per_example.gradients import _Recording
+from hush.per_example.model_checks import is_known_separate
 from hush.per_example.reads import ReadLog, differentiate, logging_to, watching_reads
 from hush.per_example.result import GradientWarning
 from hush.randomness import Secret
@@ -572,6 +573,16 @@ def test_a_hook_on_a_model_of_hush_may_mix_examples(everywhere):
         assert SEPARATE.format(count_spot_checks(run.plan.steps), run.plan.steps) in run.guarantee.assumptions
     finally:
         handle.remove()
+
+
+@pytest.mark.parametrize("name", ["forward", "_call_impl"])
+def test_a_method_replaced_on_a_model_of_hush_may_mix_examples(name):
+    model = logistic(4, 3)
+    layer = model if name == "forward" else next(m for m in model.modules() if isinstance(m, nn.Linear))
+    assert is_known_separate(model, shipped_losses)
+    own = getattr(layer, name)
+    setattr(layer, name, lambda x: own(torch.where((x == RARE).any(), -x, x)))
+    assert not is_known_separate(model, shipped_losses)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 100, PERIOD, 2 * PERIOD - 1, 5 * PERIOD + 7])

@@ -85,7 +85,7 @@ def _is_ours(thing: Any) -> bool:
 
 
 def _is_row_wise(module: nn.Module) -> bool:
-    if "forward" in module.__dict__:
+    if any(callable(getattr(type(module), name, None)) for name in vars(module)):  # a method replaced on the object
         return False
     if isinstance(module, (nn.Flatten, nn.Unflatten)):
         first = module.start_dim if isinstance(module, nn.Flatten) else module.dim
