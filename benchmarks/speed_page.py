@@ -1,17 +1,23 @@
-"""The step times on docs/speed.md and docs/results/step-time.md, from what was measured.
+"""Measures the step times of docs/speed.md and docs/results/step-time.md, and writes them there.
 
-    python benchmarks/step_time.py … --json FILE     # once for each part of docs/results/step-time.json, see PARTS
-    python benchmarks/arithmetic.py --json docs/results/arithmetic.json
-    python benchmarks/speed_page.py put peers FILE   # into docs/results/step-time.json, and then onto the pages
-    python benchmarks/speed_page.py                  # the pages again
+    python benchmarks/speed_page.py measure               # all benchmarks, one after the other, then the pages
+    python benchmarks/speed_page.py measure --parts peers
+    python benchmarks/speed_page.py measure --quick DIR   # try it: one model once, with the results and pages in DIR
+    python benchmarks/speed_page.py                       # the pages again, from docs/results
 
-All of it is to be measured while the machine does nothing else. A test holds that the pages are what the figures give.
+Measure on a machine that does nothing else. hush, ordinary SGD and peers take turns in the same run of step_time.py. A
+test checks that the pages are what the JSON files give.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import shlex
+import shutil
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +26,8 @@ from step_time import mean, rows, summary
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 FIGURES, ARITHMETIC = DOCS / "results" / "step-time.json", DOCS / "results" / "arithmetic.json"
 PAGES = (DOCS / "speed.md", DOCS / "results" / "step-time.md")
-COMMON = "--models MLP,LeNet-5,P1,P2,P3"
+MODELS = "MLP,LeNet-5,P1,P2,P3"
+COMMON = f"--models {MODELS}"
 PARTS = {  # the flags of step_time.py
     "peers": f'--engines "plain SGD,hush,Opacus ghost,torch.func" {COMMON} --batches 256 --threads 1 --repeats 5 '
     "--patience 0.5",
@@ -41,11 +48,31 @@ def read() -> dict[str, Results]:
     return found
 
 
-def put(part: str, path: Path) -> None:
-    """Take what step_time.py has written as this part."""
-    if part not in PARTS:
-        raise SystemExit(f"there is no part '{part}': {', '.join(PARTS)}")
-    FIGURES.write_text(json.dumps(read() | {part: json.loads(path.read_text())}, indent=1) + "\n")
+def measure(parts: list[str], quick: bool) -> None:
+    """Run the benchmarks of these parts and save each when it is complete."""
+    ours = Path(__file__).parent
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "part.json"
+        for part in parts:
+            if part == "arithmetic":
+                few = ["--rounds", "1", "--steps", "2"] if quick else []
+                _run([str(ours / "arithmetic.py"), "--models", "MLP" if quick else MODELS, *few], path)
+                shutil.copy(path, ARITHMETIC)
+                continue
+            few = ["--models", "MLP", "--repeats", "1"] if quick else []  # the last of two equal flags counts
+            _run([str(ours / "step_time.py"), *shlex.split(PARTS[part]), *few], path)
+            FIGURES.write_text(json.dumps(read() | {part: json.loads(path.read_text())}, indent=1) + "\n")
+
+
+def _run(command: list[str], path: Path) -> None:
+    """Raise if a model is missing, or has no time of hush or of the ordinary step; a peer may fail on a model."""
+    print("python", *command, file=sys.stderr, flush=True)
+    subprocess.run([sys.executable, *command, "--json", str(path)], check=True)
+    found = json.loads(path.read_text())
+    wanted = command[len(command) - command[::-1].index("--models")].split(",")
+    times = [result["seconds"].get(name, 0.0) for result in found for name in ("hush", "plain SGD")]
+    if {result["model"] for result in found} != set(wanted) or not all(isinstance(each, float) for each in times):
+        raise SystemExit(f"{command[0]} has no time of some model: see its messages")
 
 
 def render(page: Path) -> str:
@@ -128,8 +155,27 @@ SECTIONS = {
 }
 
 
-if __name__ == "__main__":
-    if len(sys.argv) == 4 and sys.argv[1] == "put":
-        put(sys.argv[2], Path(sys.argv[3]))
+def main() -> None:
+    """Measure if asked, and write the pages."""
+    global FIGURES, ARITHMETIC, PAGES
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", nargs="?", choices=("measure",))
+    parser.add_argument("--parts", default=",".join((*PARTS, "arithmetic")))
+    parser.add_argument("--quick", type=Path, metavar="DIR", help="one model once, with the results and pages here")
+    options = parser.parse_args()
+    if unknown := set(options.parts.split(",")) - {*PARTS, "arithmetic"}:
+        raise SystemExit(f"there is no part {', '.join(sorted(unknown))}: {', '.join(PARTS)}, arithmetic")
+    if options.quick is not None:
+        (options.quick / "results").mkdir(parents=True)
+        moved = {path: options.quick / path.relative_to(DOCS) for path in (FIGURES, ARITHMETIC, *PAGES)}
+        for path, copy in moved.items():
+            shutil.copy(path, copy)
+        FIGURES, ARITHMETIC, PAGES = moved[FIGURES], moved[ARITHMETIC], tuple(moved[page] for page in PAGES)
+    if options.task == "measure":
+        measure(options.parts.split(","), options.quick is not None)
     for page in PAGES:
         page.write_text(render(page))
+
+
+if __name__ == "__main__":
+    main()

@@ -17,7 +17,7 @@ from torch import nn
 from hush import training, tuning
 from hush.accounting.accountant import epsilon
 from hush.accounting.selection import INDEPENDENT, Trials, random_trials
-from hush.cli import options as tasks
+from hush.cli import prepare as tasks
 from hush.cli.main import main
 from hush.errors import InvalidInputError, NotProvenError
 from hush.ledger.book import Ledger

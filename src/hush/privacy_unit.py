@@ -40,13 +40,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hush._internal import validate
+from hush._internal.settings import ROWS_PER_UNIT as ROWS_PER_UNIT
 from hush._internal.tensors import Losses, check_losses
 from hush.data_source import Source, to_each
 from hush.errors import InvalidInputError
 from hush.per_example.model_rng.numbers import Places, draw_rows
 from hush.randomness import Secret, streams
 
-ROWS_PER_UNIT = 8
 """Largest number of rows of a unit that are averaged, by default."""
 MOST_ROWS = 4096  # upper limit of rows_per_unit: every unit of a batch takes the space of that many rows
 NOBODY = "some rows have no unit: every row belongs to one, so name it or leave those rows out"

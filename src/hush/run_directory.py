@@ -206,7 +206,7 @@ class RunDirectory:
         path, before = self.checkpoints.directory / FINISHED, self.checkpoints.directory / OPTIONS
         if not path.exists():
             return None
-        if before.exists() and before.read_bytes() != options:
+        if before.exists() and read_json(before) != json.loads(options):
             raise InvalidInputError(
                 f"the run in '{self.out}' is finished and its secret was deleted, so it cannot continue with other "
                 "options: train with another --out"

@@ -44,6 +44,7 @@ from torch import Tensor, nn
 from hush._internal import validate
 from hush._internal.identity import NoIdentity
 from hush._internal.progress import ProgressBar
+from hush._internal.settings import CHECKPOINT_EVERY
 from hush._internal.tensors import Losses, trainable
 from hush._internal.text import as_json_data
 from hush.accounting.guarantee import Guarantee
@@ -65,7 +66,6 @@ from hush.run_directory import RunDirectory, open_run_directory
 if TYPE_CHECKING:
     from hush.datasets.problem import Problem
 
-EVERY = 50  # steps between two checkpoints
 BATCH_SIZE, EPOCHS = 256, 20
 FIGURES, NOTES = "figures.json", "columns.json"  # in the private part of a run: exact metrics, counts of empty cells
 MEMORY_ONLY = "the trained model is not saved, and training it again costs the same ε again: give directory="
@@ -251,7 +251,7 @@ def start(
     groups: Any = None,
     rows_per_unit: int | None = None,
     secret: Any = None,
-    checkpoint_every: int = EVERY,
+    checkpoint_every: int = CHECKPOINT_EVERY,
     execution: Execution | None = None,
 ) -> Run:
     """Start a run of ``plan``, saved in ``directory`` and charged to ``ledger`` if these are given.
@@ -319,7 +319,7 @@ def _start_in(
     return run
 
 
-def take_steps(run: Run, *, checkpoints: Checkpoints | None = None, every: int = EVERY) -> Iterator[Record]:
+def take_steps(run: Run, *, checkpoints: Checkpoints | None = None, every: int = CHECKPOINT_EVERY) -> Iterator[Record]:
     """Take every remaining step, with a checkpoint every ``every`` steps and after the last; the records are
     private."""
     validate.positive_int(every=every)
@@ -369,8 +369,8 @@ def release_first(ranks: ProcessGroup, release: Callable[[], Mapping[str, Values
 class ProblemRun:
     """A run of a problem: the service behind `hush train`, a trial of `hush tune` and a run of `hush bench`.
 
-    `begin` attaches it to its directory and makes the releases before training, which the caller then follows by the
-    steps (`take_steps`); `conclude` evaluates the model. ``before`` are those releases as fields of an answer."""
+    `begin` attaches it to its directory and makes the releases before training. Then the caller takes the steps
+    (`take_steps`), and `conclude` evaluates the model. ``before`` holds these releases as fields of an answer."""
 
     problem: Problem
     run: Run

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -363,6 +364,63 @@ def test_a_run_whose_worker_died_goes_on_from_its_checkpoint(tmp_path, write_spe
     assert (found["done"], found["failed"]) == (1, 0)
     assert store.record(key)["resumed"] == 1
     assert not (store.root / "working" / key).exists()
+    whole = open_store(tmp_path / "whole")
+    sweep(spec, whole, Inline())
+    assert the_steps(store, key) == the_steps(whole, key)
+
+
+WAITING = '''
+"""A problem whose training waits once three steps are saved, until a file lies beside it."""
+import pathlib, time
+from dataclasses import replace
+from hush.datasets.catalogue import load
+
+HERE = pathlib.Path(__file__).parent
+
+def problem(seed, validation):
+    found = load("breast-cancer-logistic", seed=seed, validation=validation)
+
+    def losses(model, content):
+        while any(HERE.glob("store/working/*/run/checkpoint-*3.safetensors")) and not (HERE / "go").exists():
+            time.sleep(0.02)
+        return found.losses(model, content)
+
+    return replace(found, losses=losses)
+'''
+SWEEP = """
+import sys
+from hush.bench.executors import Local
+from hush.bench.spec import read_spec
+from hush.bench.store import open_store
+from hush.bench.sweep import sweep
+from hush.bench.trial import RunOptions
+sweep(read_spec(sys.argv[1]), open_store(sys.argv[2]), Local(1), settings=RunOptions(checkpoint_seconds=0))
+"""
+
+
+@pytest.mark.full_start_check
+def test_a_killed_sweep_is_continued_once_its_worker_has_noticed(tmp_path, write_spec, monkeypatch) -> None:
+    """The worker outlives its sweep until the end of its step; the next sweep waits for it and takes its checkpoint."""
+    (tmp_path / "waiting_problem.py").write_text(WAITING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    spec = read_spec(write_spec(TEXT.replace("deadly_problem", "waiting_problem")))
+    store, key = open_store(tmp_path / "store"), spec.trials[0].key
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-c", SWEEP, str(spec.path), str(store.root)]
+    with subprocess.Popen(command, env=environment) as killed:
+        while killed.poll() is None and not any(store.root.glob(f"working/{key}/run/checkpoint-*3.safetensors")):
+            time.sleep(0.05)
+        killed.kill()
+    assert killed.returncode == -signal.SIGKILL
+    seen = []
+
+    def watch(tally: Tally) -> None:
+        seen.append(len(tally.outcomes))
+        (tmp_path / "go").touch()
+
+    assert sweep(spec, store, Inline(), settings=EVERY_STEP, watch=watch).summary()["done"] == 1
+    assert seen[0] == 0
+    assert store.record(key)["resumed"] == 1
     whole = open_store(tmp_path / "whole")
     sweep(spec, whole, Inline())
     assert the_steps(store, key) == the_steps(whole, key)

@@ -7,15 +7,16 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from hush._internal.imports import DISTRIBUTION, read_own_version, read_versions
 from hush._internal.noise_kernel import describe
+from hush._internal.settings import list_settings
 from hush._internal.text import SYNONYMS, translate
-from hush.cli import main
-from hush.cli.options import suggest_delta
+from hush.cli import app, main
+from hush.cli.prepare import suggest_delta
 from hush.errors import InvalidInputError, nearest
 from hush.methods import PlanConfig, catalogue, find, make_plan, options, purpose
-from hush.methods.config import list_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -72,10 +73,13 @@ def test_a_synonym_counts_only_where_its_meaning_is_known() -> None:
         (("train", "--learning-rate", "1"), "error: no such option: --learning-rate; did you mean --lr?"),
         (("train", "--max_grad_norm", "1"), "did you mean --clip?"),
         (("train", "--optimizer=adam"), "did you mean --method?"),
-        (("train", "--weight-decay", "1"), "it is an option of some methods: --set weight_decay=…"),
+        (("train", "--weight-decay", "1"), "options of methods are --set weight_decay=…, see `hush methods`"),
         (("train", "--epochz", "1"), "did you mean --epochs?"),
         (("train", "--xyzzy"), "see `hush train --help`"),
-        (("train", "--bogus"), "no such option: --bogus; see `hush train --help`"),
+        (
+            ("train", "--bogus"),
+            "no such option: --bogus; see `hush train --help`; options of methods are --set",
+        ),
         (("account", "--sigma", "1"), "did you mean --noise-multiplier?"),
         (("noise", "show", "--eps", "1"), "did you mean --epsilon?"),
         (("train", "--set", "learning_rate=1"), "method 'dp-sgd' has no option 'learning_rate': did you mean 'lr'?"),
@@ -86,6 +90,13 @@ def test_the_shell_names_the_word_used_here(capsys, arguments, told) -> None:
     code, _, err = call(capsys, *arguments)
     assert code == 2
     assert told in err
+
+
+def test_every_option_of_a_method_is_pointed_to_set(capsys) -> None:
+    flags = {name for parameter in get_command(app).commands["train"].params for name in parameter.opts}
+    names = {name for method in catalogue() for name in options(find(method))} - {"eps"}
+    for name in sorted(name for name in names if f"--{name.replace('_', '-')}" not in flags):
+        assert f"--set {name}=…" in call(capsys, "train", f"--{name.replace('_', '-')}", "1")[2]
 
 
 def test_a_spec_names_the_word_used_here(capsys, tmp_path) -> None:

@@ -16,13 +16,13 @@ from typing import get_args
 import pytest
 
 from hush._internal import storage
+from hush._internal.settings import list_settings
 from hush._internal.storage import MARK, check_page, lock_file, write_page
 from hush.accounting.guarantee import SECRET_SEED
 from hush.cli import main
-from hush.cli.options import read_method_options
-from hush.cli.train import Training, read_recipes
+from hush.cli.options import Training, read_recipes
+from hush.cli.prepare import read_method_options
 from hush.errors import InvalidInputError
-from hush.methods.config import list_settings
 from synthetic_stores import make_many, write_plainly
 
 
@@ -263,7 +263,7 @@ def test_ctrl_c_ends_with_a_word(capsys, monkeypatch, command: str) -> None:
     def interrupt(*given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hush.cli.options.load_task", interrupt)
+    monkeypatch.setattr("hush.cli.prepare.load_task", interrupt)
     more = ("--public-test",) if command == "tune" else ()
     assert call(capsys, command, "--problem", "digits-logistic", *more) == (130, "", "interrupted\n")
 

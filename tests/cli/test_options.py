@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-import subprocess
+import re
 import sys
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -13,14 +13,21 @@ import pytest
 import typer
 
 import hush.cli
+from hush._internal.settings import PRIVACY, PlanSettings, list_settings, option
 from hush.bench.trial import AXES
 from hush.cli import app, main
-from hush.cli.main import COMMANDS
-from hush.cli.options import GROUPS, OutputOptions, read_settings, take, write_settings
-from hush.cli.train import Training, recall
+from hush.cli.options import (
+    GROUPS,
+    MOST_USED,
+    CommandOptions,
+    Training,
+    read_settings,
+    recall,
+    take,
+    write_settings,
+)
 from hush.errors import InvalidInputError
 from hush.methods import PlanConfig, make_plan
-from hush.methods.config import PRIVACY, PlanSettings, list_settings, option
 
 PLAN = """--accept-claimed --accountant --adjacency --batch-size --delta --epochs --epsilon --json --method
 --no-accept-claimed --node-noise --noise-multiplier --sampling --set --steps"""
@@ -49,22 +56,6 @@ def find_command(path: str):
     return command
 
 
-def test_the_table_of_commands_says_what_their_help_says() -> None:
-    for name, (_, summary) in COMMANDS.items():
-        assert find_command(name).help.partition("\n\n")[0].replace("\n", " ") == summary
-
-
-def test_help_and_mistakes_import_no_torch() -> None:
-    calls = [["--help"], ["--version"], ["trian"], ["ledger", "--help"], ["ledger", "show", "no such file"]]
-    program = (
-        "import sys; from hush.cli import main\n"
-        f"codes = [main(call) for call in {calls!r}]\n"
-        "sys.exit(repr(('torch' in sys.modules, codes)))"
-    )
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert found.stderr.splitlines()[-1] == repr((False, [0, 0, 2, 0, 2]))
-
-
 @pytest.mark.parametrize("path", OPTIONS)
 def test_every_option_is_offered(path, capsys, monkeypatch) -> None:
     offered = {name for p in find_command(path).params for name in (*p.opts, *p.secondary_opts)}
@@ -83,32 +74,45 @@ def test_defaults(path) -> None:
     assert {name: known[name] for name in DEFAULTS[path]} == DEFAULTS[path]
 
 
-def test_help_shows_options_by_group(capsys, monkeypatch) -> None:
+def test_help_shows_the_most_used_options_first_and_the_others_by_group(capsys, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     main(["train", "--help"])
     shown = capsys.readouterr().out
-    places = [shown.index(f"─ {group} ─") for group in GROUPS if group is not None]
-    assert places == sorted(places)
-    assert places[2] < shown.index("--epsilon ", shown.index("─ Options")) < places[3]  # under Privacy
+    first, *groups = re.split("╭─ ", shown)[1:]
+    assert [group.split(" ", 1)[0] for group in groups] == list(GROUPS)
+    options = re.findall(r"^│ (--[a-z-]+)", first, re.MULTILINE)
+    assert options == [f"--{name.replace('_', '-')}" for name in MOST_USED] + ["--help"]
+    assert "--delta " in groups[GROUPS.index(PRIVACY)]
+    main(["account", "--help"])
+    assert "--examples " in re.split("╭─ ", capsys.readouterr().out)[1]  # it must be given
 
 
 def test_a_field_is_an_option_with_its_help_and_its_default() -> None:
     @dataclass(frozen=True, kw_only=True)
-    class Kind(OutputOptions):
+    class Kind(CommandOptions):
+        """Do it."""
+
+        hidden = ("inner",)
         rounds: int = field(default=3, metadata=option("How many rounds.", PRIVACY))
         where: Path | None = field(default=None, metadata=option("Where.", PRIVACY, flag="--at"))
-        hidden: int = field(default=1, metadata=option("Not for the shell.", PRIVACY))
+        inner: int = field(default=1, metadata=option("Not for the shell.", PRIVACY))
+
+        @classmethod
+        def read(cls, given):
+            return cls(**{"rounds": 7, **given})
 
     got = []
     app = typer.Typer(add_completion=False)
-    app.command()(take(Kind, without=("hidden",), resolve=lambda given: {"rounds": 7, **given})(got.append))
+    app.command()(take(Kind, got.append))
     app([], standalone_mode=False)
     app(["--rounds", "5", "--at", "there", "--json"], standalone_mode=False)
     app(["--rounds", "3"], standalone_mode=False)  # the default, but given
     assert got == [Kind(rounds=7), Kind(rounds=5, where=Path("there"), as_json=True), Kind(rounds=3)]
-    found = {p.name: p for p in typer.main.get_command(app).params}
-    assert "hidden" not in found
+    command = typer.main.get_command(app)
+    found = {p.name: p for p in command.params}
+    assert "inner" not in found
     assert found["rounds"].help == "How many rounds."
+    assert command.help == "Do it."
 
 
 def test_axes_are_the_settings_of_a_plan() -> None:

@@ -16,7 +16,7 @@ import torch
 from hush import InvalidInputError
 from hush.accounting.guarantee import HELD, say_own_data
 from hush.cli import main
-from hush.cli.options import find_device
+from hush.cli.prepare import find_device
 from hush.datasets.evaluation import Evaluation
 from hush.privacy_unit import ROWS_PER_UNIT
 from hush.randomness import Secret

@@ -296,7 +296,7 @@ class TestTakenAgain:
         def changed(task, augment, views):
             return lambda model, content: 0.9 * task.losses(model, content)
 
-        monkeypatch.setattr("hush.cli.options.with_views", changed)
+        monkeypatch.setattr("hush.cli.prepare.with_views", changed)
         code, out, err = call(capsys, "train", "--out", tmp_path / "run", "--resume", "--json")
         assert code == 0, err
         found = json.loads(out)
@@ -600,7 +600,7 @@ def test_there_are_twelve() -> None:
 @pytest.mark.parametrize("delta", ["0", "2", "nan", "0.5"])
 def test_a_delta_is_refused_before_the_table_is_read(delta, place, monkeypatch) -> None:
     read: list[object] = []
-    monkeypatch.setattr("hush.cli.options.load_task", lambda *a: read.append(a))
+    monkeypatch.setattr("hush.cli.prepare.load_task", lambda *a: read.append(a))
     with pytest.raises(HushError, match=delta):
         app(
             args=["train", "--data", "my.csv", "--target", "y", "--delta", delta, "--out", "out"], standalone_mode=False

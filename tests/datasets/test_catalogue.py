@@ -12,6 +12,7 @@ import torch
 
 from hush.datasets import catalogue, digits, evaluation, scattering
 from hush.datasets.problem import Problem
+from hush.datasets.sources import DATASETS
 from hush.datasets.splits import Split
 from hush.errors import InvalidInputError
 from hush.randomness import seeded
@@ -72,7 +73,9 @@ def test_the_table_has_each_name_once() -> None:
 
 
 def test_the_datasets_are_those_that_the_problems_read() -> None:
-    assert list(catalogue.list_datasets_read()) == [
+    read = {dataset.name: dataset for row in catalogue.PROBLEMS.values() for dataset in row.data.datasets}
+    assert read == DATASETS
+    assert list(DATASETS) == [
         "digits",
         "breast-cancer",
         "mnist5k",
@@ -81,8 +84,8 @@ def test_the_datasets_are_those_that_the_problems_read() -> None:
         "cifar-10",
         "adult",
     ]
-    assert all(bool(each.files) != bool(each.package) for each in catalogue.list_datasets_read().values())
-    assert all(len(each.mirrors) >= 2 for each in catalogue.list_datasets_read().values() if each.files)
+    assert all(bool(each.files) != bool(each.package) for each in DATASETS.values())
+    assert all(len(each.mirrors) >= 2 for each in DATASETS.values() if each.files)
 
 
 def test_the_names_are_listed_without_the_packages_that_hold_data() -> None:

@@ -21,10 +21,8 @@ import torch
 from hush.datasets import adult, cifar, mnist, registry
 from hush.datasets import digits as embedded
 from hush.datasets import registry as shelf_registry
-from hush.datasets.adult import ADULT
-from hush.datasets.cifar import CIFAR10
-from hush.datasets.mnist import FASHION, MNIST
 from hush.datasets.registry import Archive, Dataset, File, Folder, Mirror
+from hush.datasets.sources import ADULT, CIFAR10, FASHION, MNIST
 from hush.errors import InvalidInputError
 
 CONTENT = bytes(range(256)) * 40
@@ -178,7 +176,7 @@ def test_adult_bad_rows() -> None:
 
 @pytest.mark.parametrize(
     ("dataset", "first"),
-    [(mnist.MNIST, [5, 0, 4, 1, 9]), (mnist.FASHION, [9, 0, 0, 3, 0])],
+    [(MNIST, [5, 0, 4, 1, 9]), (FASHION, [9, 0, 0, 3, 0])],
     ids=["mnist", "fashion-mnist"],
 )
 def test_real_images(data_dir: Path, dataset: Dataset, first: list[int]) -> None:
@@ -186,13 +184,13 @@ def test_real_images(data_dir: Path, dataset: Dataset, first: list[int]) -> None
     assert split.train[0].shape == (60_000, 1, 28, 28)
     assert split.test[0].shape == (10_000, 1, 28, 28)
     assert split.train[1][:5].tolist() == first  # read from the verified files: guards the order
-    if dataset is mnist.MNIST:  # the published constants that the problems use
+    if dataset is MNIST:  # the published constants that the problems use
         assert split.train[0].float().mean().item() / 255 == pytest.approx(0.1307, abs=5e-5)
         assert split.train[0].float().std().item() / 255 == pytest.approx(0.3081, abs=5e-5)
 
 
 def test_real_cifar_test_batch(data_dir: Path) -> None:
-    official = cifar.CIFAR10
+    official = CIFAR10
     path = registry.find_file(official, official.file("test_batch.bin"), data_dir)
     assert path is not None
     images, labels = cifar.parse_batch(registry.read_verified(path, official.file("test_batch.bin")))

@@ -26,6 +26,7 @@ from hush import matrix_factorization
 from hush.bench.dataframes import _pandas
 from hush.cli import main
 from hush.datasets import catalogue as table
+from hush.datasets import sources
 from hush.errors import MissingDependencyError
 from hush.methods import catalogue, correlated
 from hush.release.export import _need_onnx
@@ -117,7 +118,10 @@ def _losses(model, content) -> torch.Tensor:
 
 
 def test_extend_by_a_dataset(here: Path, monkeypatch) -> None:
-    loader, data, row = blocks("extend.md", "py")
+    dataset, loader, data, row = blocks("extend.md", "py")
+    defined = dict(vars(sources))
+    exec(dataset, defined)
+    monkeypatch.setattr(sources, "WINE", defined["WINE"], raising=False)
     (here / "wine.py").write_text(loader)
     monkeypatch.setattr(hush.datasets, "__path__", [*hush.datasets.__path__, str(here)])
     text = Path(table.__file__).read_text()
@@ -131,7 +135,7 @@ def test_extend_by_a_dataset(here: Path, monkeypatch) -> None:
     assert (len(problem.train[0]), len(problem.test[0])) == (143, 35)
     assert sum(p.numel() for p in problem.model().parameters()) == 42
     assert problem.train[0].max() <= 1
-    assert "wine" in table_with_wine.list_datasets_read()
+    assert table_with_wine.WINE.datasets[0].name == "wine"
 
 
 def test_own_data(here: Path, capsys) -> None:

@@ -333,9 +333,38 @@ def test_a_changed_figure_changes_the_pages(page_speed: ModuleType, monkeypatch,
         assert "| MLP | 256 | 1 | 10.0 | 1.23 |" in page_speed.render(path)
 
 
-def test_a_part_that_is_none_is_not_taken(page_speed: ModuleType, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="'others'"):
-        page_speed.put("others", tmp_path / "figures.json")
+def test_every_part_is_measured_and_the_pages_follow(page_speed: ModuleType, monkeypatch, tmp_path: Path) -> None:
+    """`make speed` with programs that report the times of one model that are there already, but for one."""
+    before, ran = page_speed.read() | {"arithmetic": json.loads(page_speed.ARITHMETIC.read_text())}, []
+    before = {part: [{**found[0], "model": "MLP"}, *found[1:2]] for part, found in before.items()}
+    before = {part: [result for result in found if result["model"] == "MLP"] for part, found in before.items()}
+    before["peers"][0]["seconds"] |= {"plain SGD": 0.01, "hush": 0.0123}
+
+    def answer(command: list[str], check: bool) -> None:
+        part = [*before][len(ran)]
+        ran.append(command)
+        Path(command[command.index("--json") + 1]).write_text(json.dumps(before[part]))
+
+    monkeypatch.setattr(page_speed.subprocess, "run", answer)
+    for name in ("FIGURES", "ARITHMETIC", "PAGES"):  # main replaces them
+        monkeypatch.setattr(page_speed, name, getattr(page_speed, name))
+    monkeypatch.setattr("sys.argv", ["speed_page.py", "measure", "--quick", str(tmp_path), "--parts", ",".join(before)])
+    page_speed.main()
+    assert [Path(command[1]).name for command in ran] == ["step_time.py"] * len(page_speed.PARTS) + ["arithmetic.py"]
+    assert "| MLP | 256 | 1 | 10.0 | 1.23 |" in (tmp_path / "speed.md").read_text()
+    assert json.loads((tmp_path / "results" / "step-time.json").read_text())["peers"] == before["peers"]
+    assert "| MLP | 256 | 1 | 10.0 | 1.23 |" not in (ROOT_SPEED / "docs" / "speed.md").read_text()
+
+
+@pytest.mark.parametrize("found", [[], [{"model": "MLP", "batch": 256, "seconds": {"hush": "RuntimeError"}}]])
+def test_a_part_without_a_time_of_ours_is_not_taken(page_speed: ModuleType, monkeypatch, tmp_path: Path, found) -> None:
+    monkeypatch.setattr(
+        page_speed.subprocess, "run", lambda command, check: Path(command[-1]).write_text(json.dumps(found))
+    )
+    monkeypatch.setattr(page_speed, "FIGURES", tmp_path / "step-time.json")
+    with pytest.raises(SystemExit, match="no time of some model"):
+        page_speed.measure(["peers"], quick=True)
+    assert not page_speed.FIGURES.exists()
 
 
 # docs/tables.md matches its runs, each listed once.

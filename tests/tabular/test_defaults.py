@@ -15,8 +15,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from hush.cli import main
-from hush.cli.options import TaskOptions, load_task, unset_options
-from hush.cli.train import recall
+from hush.cli.options import TaskOptions, note_open, recall
+from hush.cli.prepare import load_task
 from hush.errors import InvalidInputError
 from hush.tabular.columns import Encoder
 from hush.tabular.defaults import TableDefaults, choose_model, choose_numbers
@@ -168,7 +168,7 @@ class TestRuns:
         folder.mkdir(parents=True)
         kept = OLD | {"data": {"path": str(table)}, "target": "y"}
         (folder / "options.json").write_text(json.dumps(kept))
-        found = unset_options(recall({"out": tmp_path / "run", "resume": True}))
+        found = note_open(recall({"out": tmp_path / "run", "resume": True}))
         assert (found["left_open"], found["batch_size"], found["lr"]) == (frozenset(), 256, None)
         task = load_task(TaskOptions(data=found["data"], target="y", model=found["model"], resumed=found["resumed"]))
         assert tuple(task.architecture.arguments["widths"])[1:-1] == (128, 64)

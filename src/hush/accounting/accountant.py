@@ -26,6 +26,7 @@ import numpy as np
 from dp_accounting import dp_event
 from dp_accounting.rdp import rdp_privacy_accountant
 
+from hush._internal.settings import Adjacency as Adjacency
 from hush._internal.validate import choice, non_negative, probability
 from hush.accounting import renyi
 from hush.accounting.events import (
@@ -50,7 +51,6 @@ from hush.accounting.pld import (
 )
 from hush.errors import InvalidInputError, NotProvenError
 
-Adjacency = Literal["add-remove", "replace", "zero-out"]
 Accountant = Literal["pld", "rdp", "gdp"]
 ADJACENCIES: tuple[str, ...] = get_args(Adjacency)
 ACCOUNTANTS: tuple[str, ...] = get_args(Accountant)

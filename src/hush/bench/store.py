@@ -294,7 +294,7 @@ def open_store(root: str | Path) -> Store:
 
 
 def check_store(root: Path) -> None:
-    """Raise BadInput where a directory is no store of this format."""
+    """Raise `InvalidInputError` if a directory is no store of this format."""
     try:
         found = json.loads((root / "store.json").read_bytes())["format"]
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from hush._internal.identity import NoIdentity
 from hush._internal.imports import read_own_version, read_versions
+from hush._internal.settings import PlanSettings, list_axes
 from hush._internal.storage import recall
 from hush._internal.tensors import Losses, State, trainable
 from hush._internal.text import as_json_data
@@ -38,7 +39,6 @@ from hush.datasets.problem import Problem
 from hush.errors import HushError, ResumeError, RunStateError
 from hush.guarantees import find_composed_delta
 from hush.methods import PlanConfig, make_plan
-from hush.methods.config import PlanSettings, list_axes
 from hush.optimizers import SGD
 from hush.per_example.result import find_examples
 from hush.plan import Plan

@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from hush.cli.console import delayed_status, show, show_json, show_table, show_text
-from hush.cli.options import (
-    PlanOptions,
+from hush.cli.options import AccountOptions
+from hush.cli.prepare import (
     compare_candidates,
     list_candidates,
     read_method_options,
     show_candidates,
-    take,
     warn_delta,
 )
-from hush.methods import Candidate, PlanConfig, explain_choice, make_plan
-from hush.methods.config import same_option
+from hush.methods import Candidate, explain_choice, make_plan
 from hush.plan import Plan
 
 APART = ("claims", "assumptions", "candidates")  # printed below the table
 
 
-@dataclass(frozen=True, kw_only=True)
-class AccountOptions(PlanOptions):
-    """Options of `hush account`."""
-
-    examples: int = field(metadata=same_option(PlanConfig, "examples"))
-
-
-@take(AccountOptions, without=("average",))
 def account(given: AccountOptions) -> None:
-    """Compute what a plan costs (give the noise), or how much noise an ε needs (give `--epsilon`).
-
-    Example: `hush account --examples 60000 --batch-size 256 --epochs 20 --noise-multiplier 1.0`
-    """
+    """Run `hush account`."""
     chosen = read_method_options(given.method, given.settings)
     setting = given.setting(given.examples)
     if given.epsilon is None:  # only reports the claims about a plan, and marks claimed ones

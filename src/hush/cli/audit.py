@@ -12,7 +12,6 @@ import typer
 
 from hush._internal import validate
 from hush._internal.storage import check_page, write_page
-from hush.accounting.guarantee import rounded_down, rounded_up
 from hush.cli.console import AsJson, say, show, show_progress, show_table
 from hush.errors import InvalidInputError
 
@@ -113,6 +112,7 @@ class AuditOptions:
 
 def _audit_one(method: str, asked: AuditOptions) -> list[dict[str, Any]]:
     """The verdicts on a method: from the store, or by a new audit."""
+    from hush.accounting.guarantee import rounded_down, rounded_up
     from hush.audit.audit import add_findings, find_audits
     from hush.audit.bounds import Verdict
 
@@ -180,6 +180,8 @@ def _draw(made: Audit, method: str, page: Path) -> None:
 
 
 def _row(entry: dict[str, Any]) -> list[str]:
+    from hush.accounting.guarantee import rounded_down, rounded_up
+
     return [
         entry["method"],
         entry["status"],
@@ -192,4 +194,6 @@ def _row(entry: dict[str, Any]) -> list[str]:
 
 
 def _down(value: float | None) -> str:
+    from hush.accounting.guarantee import rounded_down
+
     return "∞" if value is None or value == float("inf") else rounded_down(value)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hush.cli.console import AsJson, delayed_status, say, say_when_interrupted, show, show_json
+from hush.cli.options import check_exists
 
 if TYPE_CHECKING:
     from hush.bench.spec import Spec
@@ -46,6 +47,7 @@ def bench(
 
     On a Ray cluster: `hush bench specs/setup-1.toml --store /shared/results --executor ray --address auto --cpus 2`
     """
+    check_exists(spec, "spec")
     from hush.bench.executors import count_cores
     from hush.bench.spec import check_spec, read_spec
     from hush.bench.store import StoreFullError

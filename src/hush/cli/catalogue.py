@@ -8,22 +8,22 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hush._internal.settings import TASKS
 from hush._internal.storage import write_atomic
 from hush._internal.validate import choice
 from hush.cli.console import AsJson, say, show, show_block, show_json, show_table
-from hush.datasets.registry import Dataset, fetch, list_datasets, progress_on_stderr, verify
+from hush.cli.options import check_exists
 from hush.errors import InvalidInputError
-from hush.methods import Method, catalogue, find, make_plan, option_groups, options, purpose
-from hush.release.predict import check_new_file
-from hush.tabular.inspect import FACTS, Inspection, infer, inspect_table, write_toml
-from hush.tabular.problem import TASKS
-from hush.tabular.reader import TABLES, holds_table, is_pattern
-from hush.tabular.rows import no_column
-from hush.tabular.schema import Schema, read_range, read_schema
+
+if TYPE_CHECKING:
+    from hush.datasets.registry import Dataset
+    from hush.methods import Method
+    from hush.tabular.inspect import Inspection
+    from hush.tabular.schema import Schema
 
 SMALL: dict[str, Any] = {"examples": 64, "batch_size": 8, "epochs": 1, "accept_claimed": True}  # a plan to inspect
 NOISE = {"none": "no noise", "chosen": "the noise that fits the setting"}
@@ -44,6 +44,8 @@ STATUS = {
 
 def methods(as_json: AsJson = False) -> None:
     """List the methods: their noise, what they are for, and the options that `--set key=value` sets on each."""
+    from hush.methods import catalogue, find
+
     rows = [_row(name, find(name)) for name in ("auto", *catalogue())]
     if as_json:
         show_json(rows)
@@ -81,6 +83,8 @@ def _show_method(row: dict[str, Any]) -> None:
 
 
 def _row(name: str, method: Method) -> dict[str, Any]:
+    from hush.methods import options, purpose
+
     known = options(method)
     words = {key: _words(parameter.annotation) for key, parameter in known.items()}
     return {
@@ -100,6 +104,8 @@ def _noise(name: str) -> dict[str, str]:
         return {"noise": "chosen", "status": "proven", "protects": "example"}
     if name == "sgd":
         return {"noise": "none", "status": "none", "protects": "nothing"}
+    from hush.methods import make_plan
+
     plan = make_plan(name, **SMALL, noise_multiplier=4.0)
     claims = plan.claims()
     status = " or ".join(dict.fromkeys(claim.status for claim in claims))
@@ -116,6 +122,8 @@ def _words(hint: Any) -> list[str]:
 
 def _shared(rows: list[dict[str, Any]]) -> Iterable[tuple[str, str]]:
     """(Methods, options) for every group of options, the most common one first."""
+    from hush.methods import find, option_groups
+
     sharing: dict[type, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         for kind in option_groups(find(row["method"])).values():
@@ -125,6 +133,8 @@ def _shared(rows: list[dict[str, Any]]) -> Iterable[tuple[str, str]]:
 
 
 def _own_options(row: dict[str, Any]) -> list[str]:
+    from hush.methods import find, option_groups
+
     shared = {f.name for kind in option_groups(find(row["method"])).values() for f in fields(kind)}
     return [key for key in row["options"] if key not in shared]
 
@@ -201,7 +211,11 @@ def inspect(
     """
     if out is not None:
         _check_out(out, path, overwrite)
+    check_exists(path, "table")
     facts = tuple(public.split("+")) if public is not None else ()
+    from hush.tabular.rows import no_column
+    from hush.tabular.schema import read_range, read_schema
+
     given = read_schema(schema)
     if target_range is not None:
         given["target_range"] = read_range(target_range, "the target's range")
@@ -222,6 +236,9 @@ def inspect(
 def _look(
     path: Path, given: dict[str, Any], public: tuple[str, ...], target: str | None, unit: str, task: str
 ) -> _Looked:
+    from hush.tabular.inspect import FACTS, infer, inspect_table
+    from hush.tabular.reader import TABLES, holds_table, is_pattern
+
     choice(TASKS, task=task)
     for fact in public:
         choice(FACTS, public_fact=fact)
@@ -235,6 +252,8 @@ def _look(
 
 
 def _check_out(out: Path, path: Path, overwrite: bool) -> None:
+    from hush.release.predict import check_new_file
+
     if out.suffix != ".toml":
         raise InvalidInputError(f"'{out}' must end in .toml, the format of a schema")
     if out.resolve() == path.resolve():
@@ -243,6 +262,8 @@ def _check_out(out: Path, path: Path, overwrite: bool) -> None:
 
 
 def _write(looked: _Looked, target: str | None, public: tuple[str, ...]) -> str:
+    from hush.tabular.inspect import write_toml
+
     schema = looked.schema
     classes = schema.classes if schema is not None and {"categories", "classes"} & {*public} else ()
     limits = schema.target_range if schema is not None and schema.target_range is not None else ()
@@ -280,7 +301,10 @@ app.command("inspect")(inspect)
 @app.command("list")
 def list_(data_dir: Place = None, as_json: AsJson = False) -> None:
     """List the datasets, their licences, and where each is stored."""
-    rows = list_datasets(_known().values(), data_dir)
+    from hush.datasets.registry import list_datasets
+    from hush.datasets.sources import DATASETS
+
+    rows = list_datasets(DATASETS.values(), data_dir)
     if as_json:
         show_json(rows)
         return
@@ -295,7 +319,10 @@ def verify_(
     as_json: AsJson = False,
 ) -> None:
     """Compare the unpacked bytes of every file with the official ones; exit code 1 if any is altered or unreadable."""
-    wanted = _known().values() if name is None else [_find(name)]
+    from hush.datasets.registry import verify
+    from hush.datasets.sources import DATASETS
+
+    wanted = DATASETS.values() if name is None else [_find(name)]
     rows = verify(wanted, data_dir)
     _show(rows, as_json)
     bad = [row for row in rows if row["status"] not in ("ok", "missing")]
@@ -313,22 +340,18 @@ def fetch_(
     as_json: AsJson = False,
 ) -> None:
     """Download missing files from a public mirror, resuming an interrupted download, and verify them."""
+    from hush.datasets.registry import fetch, progress_on_stderr
+
     with progress_on_stderr() as progress:
         rows = fetch(_find(name), data_dir=data_dir, progress=progress)
     _show(rows, as_json)
 
 
-def _known() -> dict[str, Dataset]:
-    """The datasets by name; imported here, because other commands do not need them."""
-    from hush.datasets.catalogue import list_datasets_read
-
-    return list_datasets_read()
-
-
 def _find(name: str) -> Dataset:
-    known = _known()
-    choice(known, dataset=name)
-    return known[name]
+    from hush.datasets.sources import DATASETS
+
+    choice(DATASETS, dataset=name)
+    return DATASETS[name]
 
 
 def _show(rows: list[dict[str, Any]], as_json: bool) -> None:

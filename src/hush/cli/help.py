@@ -13,6 +13,7 @@ from hush._internal.text import translate
 from hush.errors import InvalidInputError, find_nearest
 
 UNKNOWN = re.compile(r"No such option: (-\S*)")  # typer's message; if it changes, that message is shown unchanged
+SAME_WORD = 0.8  # similarity of a misspelt option and the one that was meant
 
 
 def teach(app: typer.Typer) -> typer.Typer:
@@ -40,18 +41,17 @@ class HintingCommand(TyperCommand):
             ) from error
 
     def _hint(self, unknown: str, path: str) -> str:
-        from hush.methods import catalogue, find, options
-
         known = {flag for parameter in self.params for flag in (*parameter.opts, *parameter.secondary_opts)}
-        flag = f"--{translate(unknown.lstrip('-')).replace('_', '-')}"
-        if flag in known:
-            return f"; did you mean {flag}?"
         name = translate(unknown.lstrip("-"))
-        if "--set" in known and any(name in options(find(method)) for method in catalogue()):
-            return f"; it is an option of some methods: --set {name}=…, see `hush methods`"
+        if (flag := f"--{name.replace('_', '-')}") in known:
+            return f"; did you mean {flag}?"
         bare = {known_flag.lstrip("-"): known_flag for known_flag in known}
-        meant = find_nearest(unknown.lstrip("-"), bare, cutoff=0.6)
-        return f"; see `{path} --help`" if meant is None else f"; did you mean {bare[meant]}?"
+        close = find_nearest(unknown.lstrip("-"), bare, cutoff=SAME_WORD)
+        near = find_nearest(unknown.lstrip("-"), bare, cutoff=0.6)
+        if "--set" in known and close is None:  # it may be an option of a method; which are known is not imported here
+            instead = f"options of methods are --set {name}=…, see `hush methods`"
+            return f"; see `{path} --help`; {instead}" if near is None else f"; did you mean {bare[near]}? {instead}"
+        return f"; see `{path} --help`" if near is None else f"; did you mean {bare[near]}?"
 
     def get_help_option(self, ctx: Any) -> Any:
         """--help, shown like any other switch."""

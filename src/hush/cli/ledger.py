@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from hush._internal.validate import choice
-from hush.accounting.accountant import Adjacency
-from hush.accounting.events import name_event
-from hush.accounting.guarantee import PROTECTED, Protects, Status, rounded_up
 from hush.cli.console import AsJson, show, show_json, show_lines
+from hush.cli.options import check_exists
 from hush.errors import InvalidInputError
-from hush.ledger.book import DATASET, Ledger
-from hush.ledger.entries import Budget, Cap, Spend, check_budget, check_halves, check_name, check_spend
-from hush.ledger.total import ROW, Scope, Total
+
+if TYPE_CHECKING:
+    from hush._internal.settings import Adjacency
+    from hush.accounting.guarantee import Protects, Status
+    from hush.ledger.book import Ledger
+    from hush.ledger.entries import Budget, Spend
+    from hush.ledger.total import Scope, Total
 
 app = typer.Typer(help="Show what was spent on a dataset, and set its budget.", no_args_is_help=True)
 
@@ -43,6 +45,9 @@ def show_ledger(
     as_json: AsJson = False,
 ) -> None:
     """Check the ledger's hash chain, and show the spends on each dataset with their total."""
+    check_exists(ledger, "ledger")
+    from hush.ledger.book import Ledger
+
     opened = Ledger(ledger, create=False, write=False)
     names = opened.datasets() if dataset is None else [opened.known_as(dataset)]
     if dataset is not None and names[0] not in opened.datasets():
@@ -78,6 +83,9 @@ def budget(
     A budget limits one total: that of whole rows, or of the unit and part given here. A dataset has one budget, the one
     set last; without --unit and --protects it keeps its unit and part.
     """
+    from hush.ledger.book import Ledger
+    from hush.ledger.entries import Budget, check_budget
+
     name, scope = _name(dataset), _scope(unit, protects)
     if epsilon is not None:
         check_budget(Budget(epsilon, delta))
@@ -115,12 +123,16 @@ def add(
     as_json: AsJson = False,
 ) -> None:
     """Enter a spend made outside hush: a run of another library, a published statistic."""
+    from hush.ledger.book import Ledger
+    from hush.ledger.entries import check_halves, check_spend
+    from hush.ledger.total import Scope
+
     check_spend(epsilon, delta, run, adjacency, status)
     scope = _scope(unit, protects) or Scope()
     check_halves(scope, adjacency, status)
     name = _name(dataset)
     opened = Ledger(ledger)
-    relation, known = cast(Adjacency, adjacency), cast(Status, status)
+    relation, known = cast("Adjacency", adjacency), cast("Status", status)
     opened.add(name, epsilon, delta, run=run, adjacency=relation, status=known, new_dataset=new_dataset, scope=scope)
     _notify(opened, name, as_json)
 
@@ -139,6 +151,9 @@ def cap(
     Without it, a spend per row has no finite ε per patient. The limit must follow from how the data were collected, not
     from counting them: one more patient could change the count. Totals that use it say so.
     """
+    from hush.ledger.book import Ledger
+    from hush.ledger.entries import Cap
+
     declared = Cap(unit, rows)
     name = _name(dataset)
     opened = Ledger(ledger)
@@ -178,6 +193,7 @@ def close(
             "a run that was stopped by looking at its releases counts with all its planned steps: add "
             "--stopped-blindly if nothing released was looked at, otherwise there is nothing to close"
         )
+    from hush.ledger.book import Ledger
     from hush.ledger.run_account import close_run  # needs torch, unlike the rest of this module
     from hush.release.folder import PRIVATE_PART
 
@@ -201,6 +217,9 @@ def _notify(opened: Ledger, dataset: str, as_json: bool) -> None:
 
 def _name(dataset: str | None) -> str:
     """The dataset's name, 'default' if none was given; raises for an empty name."""
+    from hush.ledger.book import DATASET
+    from hush.ledger.entries import check_name
+
     name = DATASET if dataset is None else dataset
     check_name(name)
     return name
@@ -226,18 +245,25 @@ def _scope(unit: str | None, protects: str | None) -> Scope | None:
     """The requested unit and part; None if neither was given."""
     if unit is None and protects is None:
         return None
+    from hush.accounting.guarantee import PROTECTED
+    from hush.ledger.total import ROW, Scope
+
     choice(PROTECTED, protects=protects or "example")
-    return Scope(ROW if unit is None else unit, cast(Protects, protects or "example"))
+    return Scope(ROW if unit is None else unit, cast("Protects", protects or "example"))
 
 
 def _about(row: dict[str, Any]) -> str:
     """The unit and part that a spend is about, unless it is one whole row."""
+    from hush.ledger.total import ROW, Scope
+
     about = (row["unit"], row["protects"])
     return "" if about == (ROW, "example") else f", for {Scope(*about).in_words()}"
 
 
 def _show_totals(entry: dict[str, Any]) -> None:
     """Show the totals for other units, and for parts of their data."""
+    from hush.ledger.total import Scope
+
     for total in entry["totals"][1:]:
         show(f"  {Scope(total['unit'], total['protects']).in_words()}: {total['sentence']}")
 
@@ -274,6 +300,9 @@ def _fields(total: Total) -> dict[str, Any]:
 
 def _row(spend: Spend, mechanisms: dict[int, str]) -> dict[str, Any]:
     """The spend as JSON fields; ``mechanisms`` names costs that several spends share."""
+    from hush.accounting.events import name_event
+    from hush.accounting.guarantee import rounded_up
+
     cost = spend.cost
     if (mechanism := mechanisms.get(id(cost))) is None:
         stated = ", ".join(f"ε {rounded_up(e)} at δ {rounded_up(d)}" for d, e in cost.points[:1])
@@ -306,6 +335,8 @@ def _pair(budget: Budget | None) -> dict[str, Any] | None:
 
 
 def _budget_sentence(budget: dict[str, Any] | None, spent: float) -> str:
+    from hush.accounting.guarantee import rounded_up
+
     assert budget is not None
     over = " (exceeded)" if spent > budget["epsilon"] else ""
     return f"budget: ε = {rounded_up(budget['epsilon'])} at δ = {rounded_up(budget['delta'])}{_about(budget)}{over}"

@@ -3,83 +3,62 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 import resource
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
 from hush._internal.imports import read_own_version
+from hush.cli import audit, bench, catalogue, ledger, release, report
 from hush.cli.console import Interruption, accept_any_encoding, explain_os_error, say, show
 from hush.cli.help import teach
+from hush.cli.options import AccountOptions, NoiseOptions, Planning, Training, Tuning, take
 from hush.errors import HushError, LostRank, Stopped
 
 TRACEBACK = "HUSH_TRACEBACK"
 INTERRUPTED = 130
 SETTINGS: dict[str, Any] = {"add_completion": False, "rich_markup_mode": "markdown", "pretty_exceptions_enable": False}
-COMMANDS = {  # the module in hush.cli, and the first sentence of the command's help
-    "methods": ("catalogue", "List the methods: their noise, what they are for, and the options that `--set key=value` "
-                "sets on each."),
-    "problems": ("catalogue", "List the problems: each combines data, a model and a metric."),
-    "plan": ("plan", "Compare ε, batch sizes and epochs before training: noise, and minutes if the data are given."),
-    "account": ("account", "Compute what a plan costs (give the noise), or how much noise an ε needs (give "
-                "`--epsilon`)."),
-    "train": ("train", "Train a model. With no flags: digits, DP-SGD, ε = 3, in seconds."),
-    "tune": ("tune", "Search for good settings at a proven cost: only the best of a secret number of trials is "
-             "released."),
-    "predict": ("release", "Predict with a released model: classes and their probabilities, or numbers."),
-    "evaluate": ("release", "Measure a released model on rows with labels that it was not trained on."),
-    "export": ("release", "Write the network of a released model, without the encoding of its inputs, as one file that "
-               "runs without hush."),
-    "verify": ("release", "Check a release: digests of all files, weights against description, card against plan, ε "
-               "recomputed."),
-    "audit": ("audit", "Run a method many times on real digits, with and without one example, and measure what its "
-              "releases reveal."),
-    "bench": ("bench", "Run every run of a spec that is not in the store yet. You can interrupt it at any time and "
-              "start it again."),
-    "report": ("report", "Write a report: a page that needs no network. A run has two: one to publish, and one in "
-               "`private/`."),
-    "data": ("catalogue", "List, verify and fetch the public datasets; inspect a table of your own."),
-    "ledger": ("ledger", "Show what was spent on a dataset, and set its budget."),
-    "noise": ("noise", "Show the noise of a method."),
-}  # fmt: skip
+app = typer.Typer(name="hush", context_settings={"help_option_names": ["-h", "--help"]}, **SETTINGS)
 
 
-class LazyProgram(TyperGroup):
-    """The commands of hush. The module of a command is imported when the command is called: most import torch."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Every command, in the order of the help."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: Any, name: str) -> Any:
-        """The command, or the group of commands, of this name; None if there is none."""
-        if name not in COMMANDS:
-            return None
-        module = import_module(f"hush.cli.{COMMANDS[name][0]}")
-        program = getattr(module, name, None)
-        if program is None:  # a group
-            return typer.main.get_group(teach(module.app))
-        single = typer.Typer(**SETTINGS)
-        single.command(name)(program)
-        return typer.main.get_command(teach(single))
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """The help, from the table of commands alone."""
-        shown = copy.copy(self)
-        shown.get_command = lambda ctx, name: TyperCommand(name, help=COMMANDS[name][1])  # type: ignore[method-assign]
-        super(LazyProgram, shown).format_help(ctx, formatter)
+def _run_later(module: str, name: str) -> Callable[[Any], None]:
+    """The function of a command, whose module, which imports torch, is imported when the options are valid."""
+    return lambda given: getattr(import_module(f"hush.cli.{module}"), name)(given)
 
 
-app = typer.Typer(name="hush", cls=LazyProgram, context_settings={"help_option_names": ["-h", "--help"]}, **SETTINGS)
+noise = typer.Typer(help="Show the noise of a method.", no_args_is_help=True)
+noise.command("show")(take(NoiseOptions, _run_later("noise", "show_noise")))
+COMMANDS: dict[str, Callable[..., None] | typer.Typer] = {  # in the order of the help
+    "methods": catalogue.methods,
+    "problems": catalogue.problems,
+    "plan": take(Planning, _run_later("plan", "plan")),
+    "account": take(AccountOptions, _run_later("account", "account")),
+    "train": take(Training, _run_later("train", "train")),
+    "tune": take(Tuning, _run_later("tune", "tune")),
+    "predict": release.predict,
+    "evaluate": release.evaluate,
+    "export": release.export,
+    "verify": release.verify,
+    "audit": audit.audit,
+    "bench": bench.bench,
+    "report": report.report,
+    "data": catalogue.app,
+    "ledger": ledger.app,
+    "noise": noise,
+}
+for _name, _command in COMMANDS.items():
+    if isinstance(_command, typer.Typer):
+        app.add_typer(_command, name=_name)
+    else:
+        app.command(_name)(_command)
+teach(app)
 
 
 def _print_version(asked: bool) -> None:

@@ -2,57 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-
-import typer
+from dataclasses import replace
 
 from hush._internal.storage import check_page, write_page
 from hush.cli.console import delayed_status, say, show, show_json
-from hush.cli.options import (
-    EPSILON_OR_THREE,
-    KEEPING,
-    PlanOptions,
-    compare_candidates,
-    default_epsilon,
-    read_method_options,
-    take,
-)
-from hush.methods import PlanConfig, explain_choice, make_plan
-from hush.methods.config import LENGTH, option, same_option
-
-app = typer.Typer(help="Show the noise of a method.", no_args_is_help=True)
+from hush.cli.options import NoiseOptions
+from hush.cli.prepare import compare_candidates, default_epsilon, read_method_options
+from hush.methods import explain_choice, make_plan
 
 
-@dataclass(frozen=True, kw_only=True)
-class NoiseOptions(PlanOptions):
-    """Options of `hush noise show`."""
-
-    out: Path = field(default=Path("noise.html"), metadata=option("The page to write.", KEEPING))
-    method: str = field(default="dp-matrix-me", metadata=same_option(PlanOptions, "method"))
-    epsilon: float | None = field(default=None, metadata=EPSILON_OR_THREE)
-    examples: int = field(default=6000, metadata=same_option(PlanConfig, "examples"))
-    batch_size: int = field(default=100, metadata=same_option(PlanOptions, "batch_size"))
-    epochs: float | None = field(
-        default=None,
-        metadata=option(
-            "Passes over the data, ⌈N/L⌉ steps each; 4 by default, 1 for dp-matrix-se and dp-matrix-se-lambda.", LENGTH
-        ),
-    )
-
-
-@app.callback()
-def _noise() -> None:
-    """Show the noise of a method."""
-
-
-@app.command("show")
-@take(NoiseOptions, without=("average",))
 def show_noise(given: NoiseOptions) -> None:
-    """Show C, C⁻¹ and the noise accumulated over steps, compared with independent noise at the same ε.
-
-    Example: `hush noise show --method dp-blt --examples 60000 --batch-size 500 --epochs 10 --epsilon 3`
-    """
+    """Run `hush noise show`."""
     from hush.report.noise_page import render_page, view_noise
 
     if given.epochs is None and given.steps is None:

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from hush._internal import validate
 from hush._internal.storage import check_page, write_page
 from hush.bench.timing import TIMED_PLAN
-from hush.cli import options as t
+from hush.cli import prepare as t
 from hush.cli.console import delayed_status, say, show, show_block, show_json, show_table
-from hush.cli.options import DEFAULT_EPSILON, KEEPING, OutputOptions, PlanOptions, read_method_options, take, warn_delta
+from hush.cli.options import DEFAULT_EPSILON, Planning
+from hush.cli.prepare import read_method_options, warn_delta
 from hush.cli.train import read_shares
 from hush.datasets.problem import Problem
 from hush.errors import HushError, InvalidInputError
 from hush.guarantees import claim_steps
 from hush.methods import PlanConfig, make_plan
-from hush.methods.config import LENGTH, METHOD, PRIVACY, PlanSettings, option, same_option
 from hush.report.plan_page import (
     PlanRow,
     Sensitivity,
@@ -37,39 +36,11 @@ from hush.report.plan_page import (
 from hush.statistics.releases import compose_plan
 
 SIZES, LARGEST = 5, 4096  # default batch sizes: this many powers of two, up to the largest
-LIST = "A,B,…"
 Number = TypeVar("Number", int, float)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Planning(t.TaskOptions, OutputOptions):
-    """Options of `hush plan`."""
-
-    examples: int | None = field(
-        default=None,
-        metadata=option("Number of examples N, a public number; counted if --data or --problem is given.", LENGTH),
-    )
-    parameters: int | None = field(
-        default=None,
-        metadata=option("Number of trained weights; counted if --data or --problem is given.", LENGTH),
-    )
-    batch_size: str | None = field(
-        default=None, metadata=option("Batch sizes; by default powers of two up to 4096.", LENGTH, metavar=LIST)
-    )
-    epochs: str = field(default="5,20,50", metadata=option("Numbers of passes over the data.", LENGTH, metavar=LIST))
-    epsilon: str = field(default="1,3,8", metadata=option("Values of ε to calibrate to.", PRIVACY, metavar=LIST))
-    delta: float = field(default=1e-5, metadata=same_option(PlanSettings, "delta"))
-    method: str = field(default="dp-sgd", metadata=option("One of `hush methods`, or your own.", METHOD))
-    settings: list[str] | None = field(default=None, metadata=same_option(PlanOptions, "settings"))
-    out: Path | None = field(default=None, metadata=option("Page to write, such as plan.html.", KEEPING))
-
-
-@take(Planning, without=("augment", "views"))
 def plan(given: Planning) -> None:
-    """Compare ε, batch sizes and epochs before training: noise, and minutes if the data are given.
-
-    Example: `hush plan --examples 60000 --epsilon 1,3 --batch-size 256,1024 --epochs 10,30`
-    """
+    """Run `hush plan`."""
     if given.out is not None:
         check_page(given.out)
     task, setting, weights = _read(given)

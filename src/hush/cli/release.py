@@ -9,8 +9,7 @@ import typer
 
 from hush._internal.validate import choice
 from hush.cli.console import AsJson, delayed_status, show, show_json, show_table
-from hush.release.load import load
-from hush.release.verify import verify as verify_release
+from hush.cli.options import check_exists
 
 if TYPE_CHECKING:
     from hush.statistics.metrics import ClassificationMetrics, RegressionMetrics
@@ -46,6 +45,9 @@ def predict(
 
     Example: `hush predict run/release new.csv --out predictions.csv`
     """
+    check_exists(folder, "folder")
+    check_exists(rows)
+    from hush.release.load import load
     from hush.release.predict import predict_file  # imports scikit-learn, which other commands do not need
 
     model = load(folder, trust_code=trust_code)
@@ -85,6 +87,9 @@ def evaluate(
 
     Example: `hush evaluate run/release test.csv`
     """
+    check_exists(folder, "folder")
+    check_exists(rows)
+    from hush.release.load import load
     from hush.release.predict import judge_file
     from hush.statistics.metrics import ClassificationMetrics  # imports scikit-learn, which other commands do not need
 
@@ -154,6 +159,9 @@ def verify(
     """Check a release: digests of all files, weights against description, card against plan, ε recomputed.
 
     Exit code 1 if anything differs. Digests detect accidents and careless edits; they are not a signature."""
+    check_exists(directory, "folder")
+    from hush.release.verify import verify as verify_release
+
     found = verify_release(directory)
     if as_json:
         show_json(found.to_json())
@@ -189,10 +197,12 @@ def export(
 
     Example: `hush export run/release --format onnx --out model.onnx`
     """
+    check_exists(folder, "folder")
     from hush.release.export import (  # imports the exporters, which other commands do not need
         FORMATS,
         export_release,
     )
+    from hush.release.load import load
 
     choice(tuple(FORMATS), format=kind)
     out = Path(f"model{FORMATS[kind]}") if out is None else out

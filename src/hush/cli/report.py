@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from hush.cli.console import AsJson, delayed_status, say, show, show_json
-from hush.report import write_report
 
 
 class Format(StrEnum):
@@ -50,6 +49,8 @@ def report(
 
     Example: `hush report results/mnist-dpsgd.jsonl --out report.html`
     """
+    from hush.report import write_report
+
     with delayed_status(f"reporting {source}"):
         found = write_report(source, out, format=kind.value, audits=audits, notify=say)
     if as_json:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 import sys
 import time
-import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from importlib import resources
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -17,9 +15,8 @@ from torch import nn
 
 from hush._internal import validate
 from hush._internal.text import make_printable
-from hush.accounting.accountant import Adjacency
 from hush.checkpointing import LOG
-from hush.cli import options as t
+from hush.cli import prepare as t
 from hush.cli.console import (
     Interruption,
     be_silent,
@@ -33,14 +30,14 @@ from hush.cli.console import (
     show_text,
 )
 from hush.cli.options import (
-    EPSILON_OR_THREE,
-    MACHINE,
     DirectoryOptions,
-    Given,
-    OutputOptions,
-    PlanOptions,
     TaskOptions,
-    allow_smaller_batch,
+    Training,
+    name_flags,
+    read_recipes,
+    write_settings,
+)
+from hush.cli.prepare import (
     apply_table_defaults,
     check_delta,
     check_delta_range,
@@ -50,20 +47,13 @@ from hush.cli.options import (
     find_device,
     fit_batch,
     list_candidates,
-    name_flags,
     read_method_options,
-    read_settings,
     read_weight_share,
-    split_pair,
-    take,
-    unset_options,
     warn_not_saved,
-    write_settings,
 )
 from hush.data_release import DataRelease
-from hush.datasets.problem import LAYER_CLIP, LAYER_WIDTH, LayerPlace, Problem
+from hush.datasets.problem import LayerPlace, Problem
 from hush.distributed.group import (
-    MICROBATCH,
     ProcessGroup,
     init_distributed,
     on_rank_zero,
@@ -74,12 +64,10 @@ from hush.ledger.book import DATASET, Ledger
 from hush.ledger.entries import check_name
 from hush.ledger.run_account import fit_budget
 from hush.methods import Candidate, explain_choice, make_plan
-from hush.methods.config import LENGTH, METHOD, PRIVACY, list_settings, option
 from hush.plan import Plan
 from hush.randomness import seeded
-from hush.release.folder import RELEASE, was_begun
 from hush.run import Run
-from hush.run_directory import DAMAGED, FINISHED, OPTIONS, RunDirectory
+from hush.run_directory import DAMAGED, FINISHED, RunDirectory
 from hush.training import Execution, ProblemRun, open_first, take_steps
 
 if TYPE_CHECKING:
@@ -121,20 +109,6 @@ def open_kept(stack: ExitStack, ranks: ProcessGroup, given: DirectoryOptions) ->
 
 
 # `hush train --stop`: the early stopping rule of the published sanitization layer, and how its ε is reported.
-
-
-@dataclass(frozen=True, kw_only=True)
-class StopOptions:
-    """When training ends before all planned steps are taken."""
-
-    stop: str | None = field(
-        default=None,
-        metadata=option(
-            "Method sanitize: stop early once the deviation of the noisy outputs was flat for WINDOW epochs, up to "
-            "slope LIMIT, such as 10:1.2e-4; or none. It saves time; ε is still that of all planned steps.",
-            LENGTH,
-        ),
-    )
 
 
 def describe_stop(stop: Mapping[str, Any]) -> str:
@@ -195,25 +169,7 @@ def take_all(
 NAMES = "--sanitize-at, --sanitize-width and --sanitize-clip"
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerOptions:
-    """Position and width of the layer."""
-
-    sanitize_at: str | None = field(
-        default=None,
-        metadata=option("Methods sanitize…: put the layer after this module of the problem's model.", METHOD),
-    )
-    sanitize_width: int | None = field(
-        default=None,
-        metadata=option(f"Methods sanitize…: number of values released per record, {LAYER_WIDTH} by default.", METHOD),
-    )
-    sanitize_clip: float | None = field(
-        default=None,
-        metadata=option(f"Methods sanitize…: clip every value to ± this, {LAYER_CLIP} by default.", METHOD),
-    )
-
-
-def sanitise_task(task: Problem, plan: Plan, given: LayerOptions) -> Problem:
+def sanitise_task(task: Problem, plan: Plan, given: Training) -> Problem:
     """The problem with the layer in its model, if the method releases rows."""
     asked = (given.sanitize_at, given.sanitize_width, given.sanitize_clip)
     nonnegative: bool | None = getattr(plan.trains_on, "nonnegative", None)  # the range of the layer, if there is one
@@ -302,148 +258,10 @@ def say_releases(released: Mapping[str, Mapping[str, Any]]) -> None:
         say(f"class '{name}': weight {weight:.3g}, by a count released with noise")
 
 
-MOST_SEED = 2**63  # torch's limit
-
-
-def read_recipes() -> dict[str, Given]:
-    """Named sets of recommended settings, from a file that ships with hush."""
-    return tomllib.loads(resources.files("hush.datasets").joinpath("recipes.toml").read_text(encoding="utf-8"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Training(t.TaskOptions, LayerOptions, PlanOptions, StopOptions, DirectoryOptions):
-    """Options of `hush train`."""
-
-    recipe: str | None = field(
-        default=None,
-        metadata=option(
-            f"Recommended settings: {', '.join(read_recipes())}. Options that you give override them.", METHOD
-        ),
-    )
-    lr: float | None = field(
-        default=None,
-        metadata=option(
-            "Learning rate; by default that of the method, √(Nε)/80 up to 3 for dp-sgd on a table, half of it for "
-            "logistic.",
-            METHOD,
-        ),
-    )
-    batch_size: int = field(
-        default=256,
-        metadata=option("Expected number of examples per step; N/16 up to 4096 for dp-sgd on a table.", LENGTH),
-    )
-    average: str | None = field(
-        default=None,
-        metadata=option(
-            "Release averaged weights: ema:0.999, tail:0.25 for the last quarter, or none. By default tail:0.5 for "
-            "dp-sgd on a table.",
-            LENGTH,
-        ),
-    )
-    left_open: frozenset[str] = frozenset()  # numbers that the user did not give
-    clip: float | None = field(default=None, metadata=option("Clip norm c of one example's gradient.", METHOD))
-    clip_mode: str | None = field(
-        default=None,
-        metadata=option("Clipping: plain, normalised (divided by c), or automatic (divided by its own norm).", METHOD),
-    )
-    epsilon: float | None = field(default=None, metadata=EPSILON_OR_THREE)
-    adjacency: Adjacency | None = field(
-        default=None,
-        metadata=option(
-            "Adjacency: zero-out or replace; by default that of the sampler. Not add-remove: examples are counted.",
-            PRIVACY,
-        ),
-    )
-    accept_delta: bool = field(
-        default=False,
-        metadata=option("Accept a δ of 1/N or more, which permits releasing a whole record.", PRIVACY),
-    )
-    secret_seed: int | None = field(
-        default=None,
-        metadata=option("Seed of sampling and noise, for reproduction only; must stay secret.", MACHINE, saved=False),
-    )
-    device: str = field(default="cpu", metadata=option("Device to train on: cpu, cuda, cuda:0 or mps.", MACHINE))
-    microbatch: int = field(
-        default=MICROBATCH, metadata=option("Largest number of examples computed at a time; 4096 for a table.", MACHINE)
-    )
-    noise_shards: bool = field(
-        default=False,
-        metadata=option(
-            "Under torchrun: each process generates and keeps one slice of the noise.",
-            MACHINE,
-            flag="--noise-shards",
-            saved=False,
-        ),
-    )
-
-    def __post_init__(self) -> None:
-        validate.positive_int(checkpoint_every=self.checkpoint_every)
-        if self.dataset is not None:
-            check_name(self.dataset)
-        if self.fit_budget and not self.resumed and (self.ledger is None or self.noise_multiplier is not None):
-            raise InvalidInputError(
-                "--fit-budget lowers ε to the budget of a ledger: give a --ledger, and no --noise-multiplier"
-            )
-        if not 0 <= self.seed < MOST_SEED:
-            raise InvalidInputError(f"seed must be an integer of at least 0 and below {MOST_SEED}, got {self.seed}")
-
-
-IMPORTED = ("method", "problem", "model")  # options that may name code as package.module:attribute
-KEPT_WITH = {
-    *list_settings(DirectoryOptions),
-    *list_settings(OutputOptions),
-    "secret_seed",
-}  # no part of a plan
-
-
-def recall(given: Given) -> Given:
-    """The given options, over those of the recipe, over those of the run to be resumed."""
-    recipe: Given = {}
-    if (name := given.get("recipe")) is not None:
-        validate.choice(read_recipes(), recipe=name)
-        recipe = read_recipes()[name]
-    if not given.get("resume") or "out" not in given:
-        return _put_over(recipe, given)
-    path = given["out"] / "private" / OPTIONS
-    if path.is_file():
-        if given.get("fit_budget"):  # the run's ε is already chosen
-            given = {name: value for name, value in given.items() if name != "epsilon"}
-        return _put_over(_check_trusted(read_settings(path, Training), given) | recipe, given) | {"resumed": True}
-    if not given["out"].exists() and not given.keys() - KEPT_WITH:
-        raise InvalidInputError(f"'{given['out']}' does not exist: nothing to resume")
-    if given["out"].exists() and not {"problem", "data", "recipe"} & given.keys():
-        if not was_begun(given["out"]) and not (given["out"] / RELEASE).exists():
-            raise InvalidInputError(f"no run was begun in '{given['out']}': give the options again")
-        raise InvalidInputError(
-            f"the run in '{given['out']}' cannot be resumed, because its options are missing: give --problem or --data"
-        )
-    return _put_over(recipe, given)
-
-
-def _check_trusted(kept: Given, given: Given) -> Given:
-    """The saved options of a run; code that they name needs --trust-code, as anyone may have written the file."""
-    for name in IMPORTED:
-        code = kept.get(name)
-        if isinstance(code, str) and ":" in code and given.get(name) != code and not given.get("trust_code"):
-            raise InvalidInputError(
-                f"the run in '{given['out']}' imports and calls '{code}' as its {name}: if you trust that code, add "
-                "--trust-code"
-            )
-    return kept
-
-
-def _put_over(before: Given, given: Given) -> Given:
-    """The given options over earlier ones; a --set overrides the flag of the same setting."""
-    named = {split_pair(pair)[0] for pair in given.get("settings", ())}
-    return {name: value for name, value in before.items() if name not in named} | given
-
-
-@take(Training, resolve=lambda given: allow_smaller_batch(unset_options(recall(given))))
 def train(given: Training) -> None:
-    """Train a model. With no flags: digits, DP-SGD, ε = 3, in seconds.
-
-    Example: `hush train --problem digits-mlp --method dp-sgd --epsilon 3 --epochs 10 --lr 0.5 --clip 1 --out run`
-    """
+    """Run `hush train`."""
+    if given.dataset is not None:
+        check_name(given.dataset)
     check_out(given, data=given.data, private=given.method != "sgd")
     check_delta_range(given.delta, accepted=given.accept_delta or given.method == "sgd")
     with join(given.device) as ranks, ExitStack() as stack:

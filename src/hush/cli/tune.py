@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import copy
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from hush.accounting.guarantee import rounded_up
-from hush.cli import options as t
+from hush.cli import prepare as t
 from hush.cli.console import delayed_status, say, say_when_interrupted, show, show_json, show_text
-from hush.cli.options import (
-    Given,
-    allow_smaller_batch,
+from hush.cli.options import Tuning
+from hush.cli.prepare import (
     apply_table_defaults,
     check_delta,
     check_delta_range,
@@ -24,16 +23,14 @@ from hush.cli.options import (
     find_device,
     fit_batch,
     read_method_options,
-    take,
-    unset_options,
     warn_not_saved,
 )
-from hush.cli.train import Training, read_shares, sanitise_task
+from hush.cli.train import read_shares, sanitise_task
 from hush.datasets.problem import Problem
 from hush.errors import DistributedError, InvalidInputError, NotProvenError, RunStateError
 from hush.ledger.book import DATASET, Ledger
+from hush.ledger.entries import check_name
 from hush.methods import make_plan
-from hush.methods.config import METHOD, PRIVACY, option
 from hush.plan import Plan
 from hush.randomness import seeded
 from hush.release.folder import RELEASE
@@ -43,59 +40,13 @@ from hush.training import Execution, Outcome, ProblemRun, train_in_memory
 from hush.tuning import Candidate, Winner, charge_search, price_search, read_space, run_trials
 
 SPACE = ["lr=0.05..5"]
-LEFT_OUT = (
-    "resume",
-    "trust_code",
-    "keep_secret",
-    "checkpoint_every",
-    "secret_seed",
-    "recipe",
-    "overwrite",
-    "batch_may_shrink",
-    "stop",
-    "noise_shards",
-    "fit_budget",
-)
 OWN = ("lr", "clip", "clip_mode")  # method options that have their own flags
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tuning(Training):
-    """Options of `hush tune`."""
-
-    search: list[str] | None = field(
-        default=None,
-        metadata=option(
-            "What to search: lr=0.1..2 (uniform in the logarithm) or clip=0.5,1,2; lr=0.05..5 by default.",
-            METHOD,
-            metavar="NAME=VALUES",
-        ),
-    )
-    mean_trials: float = field(default=10.0, metadata=option("Average number of trials.", METHOD))
-    shape: float = field(
-        default=1.0,
-        metadata=option(
-            "Distribution of the number of trials: 1 geometric, 0 logarithmic (less ε), inf Poisson.", PRIVACY
-        ),
-    )
-    strategy: str = field(
-        default="random", metadata=option("How candidates are drawn: random, the only one with a proof.", METHOD)
-    )
-
-
-def _note_open(given: Given) -> Given:
-    """The given options, with the names of the numbers that are still open. The learning rate is not among them: it is
-    searched, or chosen for the searched settings."""
-    noted = unset_options(given)
-    return allow_smaller_batch({**noted, "left_open": noted["left_open"] - {"lr"}})
-
-
-@take(Tuning, without=LEFT_OUT, resolve=_note_open)
 def tune(given: Tuning) -> None:
-    """Search for good settings at a proven cost: only the best of a secret number of trials is released.
-
-    Example: `hush tune --problem digits-mlp --epsilon 3 --search lr=0.1..2 --search clip=0.5,1 --public-test --out run`
-    """
+    """Run `hush tune`."""
+    if given.dataset is not None:
+        check_name(given.dataset)
     _check_options(given)
     check_out(given, data=given.data, private=True)
     check_delta_range(given.delta, accepted=given.accept_delta)

@@ -12,26 +12,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hush.datasets.registry import Archive, Dataset, File, Folder, read_files
+from hush.datasets.registry import read_files
+from hush.datasets.sources import ADULT
 from hush.datasets.splits import Split
 from hush.errors import InvalidInputError
 from hush.tabular.columns import Category, Column, Ignored, Number
 from hush.tabular.schema import Schema
 
-ADULT = Dataset(
-    "adult",
-    "32 561 + 16 281 census rows: does income exceed 50 000 dollars a year",
-    "CC BY 4.0 (UCI)",
-    (
-        File("adult.data", 3_974_305, "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d"),
-        File("adult.test", 2_003_153, "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05"),
-        File("adult.names", 5_229, "c248284c0b5de30c9e1958d6cdd168a34a654758b620e68f46aefa83fc0a576a"),
-    ),
-    (
-        Folder("https://archive.ics.uci.edu/ml/machine-learning-databases/adult/"),
-        Archive("https://archive.ics.uci.edu/static/public/2/adult.zip"),
-    ),
-)
 TARGET = "income"
 CLASSES = ("<=50K", ">50K")
 RANGES = {

@@ -14,7 +14,7 @@ from torch import nn
 
 from hush._internal.imports import call_factory
 from hush._internal.tensors import Losses
-from hush.datasets import adult, cifar, digits, mnist
+from hush.datasets import adult, cifar, digits, mnist, sources
 from hush.datasets.models import build_shipped, shipped, vae_losses
 from hush.datasets.problem import LayerPlace, Metric, Problem, cross_entropy, hold_out_validation
 from hush.datasets.registry import Dataset
@@ -121,11 +121,6 @@ class Listing:
         return Inputs("arrays", shape) if pixels is None else Inputs("images", shape, 0.0, pixels.most, pixels.onto)
 
 
-def list_datasets_read() -> dict[str, Dataset]:
-    """Every dataset that some problem reads, by its name, in the order of the table."""
-    return {dataset.name: dataset for row in PROBLEMS.values() for dataset in row.data.datasets}
-
-
 def _choose_factory(model: Architecture, split: Split) -> Callable[[], nn.Module]:
     schema = split.schema
     if schema is None:
@@ -147,7 +142,7 @@ def _load_full_mnist5k(data_dir: Path | None) -> Split:
     """All 5 000 images to train on, which come from MNIST's training set, and MNIST's own test set."""
     own = digits.load_mnist5k()
     images, labels = (torch.cat(parts) for parts in zip(as_arrays(own.train), as_arrays(own.test), strict=True))
-    return Split((images, labels), mnist.load(mnist.MNIST, data_dir).test)
+    return Split((images, labels), mnist.load(sources.MNIST, data_dir).test)
 
 
 def _take_first(split: Split, count: int) -> Split:
@@ -170,56 +165,58 @@ def _name_logistic(features: int, classes: int) -> Architecture:
 
 # name = Data(what it reads, how, number of classes, what is public, names of the classes, range of the pixels)
 DIGITS = Data(
-    (digits.DIGITS,),
+    (sources.DIGITS,),
     lambda _: digits.load_digits().change_features(lambda images: images / DARKEST),
     10,
     (COUNT,),
     pixels=Pixels(DARKEST, (0.0, 1.0)),
 )
 BREAST_CANCER = Data(
-    (digits.BREAST_CANCER,), lambda _: digits.load_breast_cancer(), 2, (TUMOURS,), ("malignant", "benign")
+    (sources.BREAST_CANCER,), lambda _: digits.load_breast_cancer(), 2, (TUMOURS,), ("malignant", "benign")
 )
 MNIST5K = Data(
-    (digits.MNIST5K,),
+    (sources.MNIST5K,),
     lambda _: _scale(digits.load_mnist5k(), *PUBLISHED),
     10,
     (COUNT, CONSTANTS),
     pixels=_mapped(*PUBLISHED),
 )
 MNIST5K_FULL = Data(
-    (digits.MNIST5K, mnist.MNIST),
+    (sources.MNIST5K, sources.MNIST),
     lambda at: _scale(_load_full_mnist5k(at), *PUBLISHED),
     10,
     (COUNT, CONSTANTS),
     pixels=_mapped(*PUBLISHED),
 )
-MNIST5K_WAVES = Data((digits.MNIST5K,), lambda _: scatter(digits.load_mnist5k()), 10, (COUNT,))
+MNIST5K_WAVES = Data((sources.MNIST5K,), lambda _: scatter(digits.load_mnist5k()), 10, (COUNT,))
 MNIST = Data(
-    (mnist.MNIST,),
-    lambda at: _scale(mnist.load(mnist.MNIST, at), *PUBLISHED),
+    (sources.MNIST,),
+    lambda at: _scale(mnist.load(sources.MNIST, at), *PUBLISHED),
     10,
     (COUNT, CONSTANTS),
     pixels=_mapped(*PUBLISHED),
 )
-MNIST_WAVES = Data((mnist.MNIST,), lambda at: scatter(mnist.load(mnist.MNIST, at)), 10, (COUNT,))
+MNIST_WAVES = Data((sources.MNIST,), lambda at: scatter(mnist.load(sources.MNIST, at)), 10, (COUNT,))
 FASHION = Data(
-    (mnist.FASHION,),
-    lambda at: _scale(mnist.load(mnist.FASHION, at), *CENTRED),
+    (sources.FASHION,),
+    lambda at: _scale(mnist.load(sources.FASHION, at), *CENTRED),
     10,
     (COUNT,),
     mnist.CLOTHES,
     _mapped(*CENTRED),
 )
 FASHION_UNIT = Data(
-    (mnist.FASHION,), lambda at: _scale(mnist.load(mnist.FASHION, at), *UNIT), None, (COUNT,), pixels=_mapped(*UNIT)
+    (sources.FASHION,), lambda at: _scale(mnist.load(sources.FASHION, at), *UNIT), None, (COUNT,), pixels=_mapped(*UNIT)
 )
-FASHION_WAVES = Data((mnist.FASHION,), lambda at: scatter(mnist.load(mnist.FASHION, at)), 10, (COUNT,), mnist.CLOTHES)
+FASHION_WAVES = Data(
+    (sources.FASHION,), lambda at: scatter(mnist.load(sources.FASHION, at)), 10, (COUNT,), mnist.CLOTHES
+)
 CIFAR10 = Data(
-    (cifar.CIFAR10,), lambda at: _scale(cifar.load(at), *CENTRED), 10, (COUNT,), cifar.CLASSES, _mapped(*CENTRED)
+    (sources.CIFAR10,), lambda at: _scale(cifar.load(at), *CENTRED), 10, (COUNT,), cifar.CLASSES, _mapped(*CENTRED)
 )
 CIFAR10_PART = replace(CIFAR10, load=lambda at: _take_first(_scale(cifar.load(at), *CENTRED), 10_000))
-CIFAR10_WAVES = Data((cifar.CIFAR10,), lambda at: scatter(cifar.load(at)), 10, (COUNT,), cifar.CLASSES)
-ADULT = Data((adult.ADULT,), adult.load, 2, (CENSUS,), adult.CLASSES)
+CIFAR10_WAVES = Data((sources.CIFAR10,), lambda at: scatter(cifar.load(at)), 10, (COUNT,), cifar.CLASSES)
+ADULT = Data((sources.ADULT,), adult.load, 2, (CENSUS,), adult.CLASSES)
 
 _DIGITS = "8×8 handwritten digits (embedded)"
 _TUMOURS = "569 tumours, 30 measurements (embedded)"

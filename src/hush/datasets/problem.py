@@ -10,6 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hush._internal.settings import CLASS_SHARE as CLASS_SHARE
+from hush._internal.settings import LAYER_CLIP as LAYER_CLIP
+from hush._internal.settings import LAYER_WIDTH as LAYER_WIDTH
 from hush._internal.tensors import Losses
 from hush._internal.validate import is_finite
 from hush.data_source import as_source
@@ -21,7 +24,6 @@ from hush.tabular.schema import Schema
 
 Range = tuple[float, float]
 HUBER = 0.1  # where Huber's loss turns from a square to a line: a twentieth of the target's range
-CLASS_SHARE = 0.2  # of ε for classes that are not known; with training it costs about its square of the noise budget
 WEIGHTED = "the class weights were chosen without looking at the rows"
 
 UNUSED = -1e30  # the score of an output that is no class: its probability and its gradient are 0
@@ -367,9 +369,6 @@ def make_regression(
         assumptions=assumptions,
         target_range=limits,
     )
-
-
-LAYER_WIDTH, LAYER_CLIP = 50, 0.5  # of a sanitisation layer by default
 
 
 @dataclass(frozen=True)

@@ -19,17 +19,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, cast
 
-import pooch
-import requests
-import urllib3
-
 from hush._internal.storage import cache_put, explain, file_lock, find_cache, move_atomic, write_atomic
 from hush.errors import HushError, InvalidInputError
 
 # A public dataset: its official files, the SHA-256 of their content, and where to get them.
 #
 # The pinned hashes are of the unpacked bytes, which do not depend on the mirror, the compression or a system package.
-# Each dataset is defined next to its loader.
+# The datasets are listed in `hush.datasets.sources`.
 
 
 @dataclass(frozen=True)
@@ -220,6 +216,9 @@ def _fetch_from(
     mirror: Mirror, wanted: Sequence[File], target: Path, progress: Progress, complaints: Counter[str]
 ) -> list[File]:
     """Those of the files that this mirror does not deliver."""
+    import pooch
+    import requests
+
     pooch.get_logger().setLevel(logging.WARNING)
     pins = pooch.Pooch(
         path=target,
@@ -243,6 +242,8 @@ def _fetch_from(
 
 def _complaint(error: Exception) -> str:
     """What went wrong in a few words, without the address."""
+    import requests
+
     if not isinstance(error, requests.exceptions.RequestException):
         return "the bytes are not the official ones"
     if isinstance(error, requests.exceptions.HTTPError) and error.response is not None:
@@ -295,6 +296,8 @@ def short_name(url: str) -> str:
 
 def _download(url: str, packed: Path, progress: Progress) -> None:
     """Download into a partial file, which outlives an interruption, and then move it into place."""
+    import requests
+
     part, best, left = packed.with_suffix(".part"), 0, ATTEMPTS
     while not _continue(url, part, progress):
         left = ATTEMPTS if _size(part) > best else left - 1
@@ -307,6 +310,9 @@ def _download(url: str, packed: Path, progress: Progress) -> None:
 
 def _continue(url: str, part: Path, progress: Progress) -> bool:
     """Whether the file is whole now; False if the connection broke off."""
+    import requests
+    import urllib3
+
     version, name, have = part.with_suffix(".version"), url.rsplit("/", 1)[-1], _size(part)
     headers = {"Accept-Encoding": "identity"}
     if have:

@@ -45,12 +45,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hush._internal.settings import MICROBATCH as MICROBATCH
 from hush._internal.tensors import Layout, Named, Sums
 from hush.errors import InvalidInputError, LostRank, Stopped
 
 # Types of a step's input and output, and of the process group and guard that a run uses.
-
-MICROBATCH = 400  # rows computed before their gradients are summed; in rigorous arithmetic never more than 192
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,11 @@ from typing import Any
 
 from hush._internal import validate
 from hush._internal.imports import explain_errors, import_object
+from hush._internal.settings import list_settings, write_help
 from hush.errors import InvalidInputError, nearest
 from hush.methods.auto import Candidate, auto, choose_candidate, explain_choice, recommend
 from hush.methods.catalogue import Method, call_method, catalogue, option_groups, options, purpose
-from hush.methods.config import SAMPLINGS, PlanConfig, list_settings, write_help
+from hush.methods.config import SAMPLINGS, PlanConfig
 from hush.methods.options import (
     ClippingOptions,
     MakeOptimizer,

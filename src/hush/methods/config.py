@@ -2,153 +2,17 @@
 
 from __future__ import annotations
 
-import types
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field
+from typing import Any
 
 from hush._internal import validate
-from hush.accounting.accountant import ACCOUNTANTS, ADJACENCIES, Adjacency
+from hush._internal.settings import OPTIMISATION, PRIVACY, Adjacency, PlanSettings, option
+from hush.accounting.accountant import ACCOUNTANTS, ADJACENCIES
 from hush.data_release import ComposedRelease
 from hush.errors import InvalidInputError, NotProvenError
 from hush.guarantees import own_adjacency
 from hush.plan import Plan
 from hush.sampling import FixedSize, Partitioned, Poisson, Sampler, Shuffled
-
-# What can be set on a plan, each setting once: its type, its default, its help, and whether a spec may vary it.
-#
-# :func:`hush.make_plan` takes these fields by name, the command line makes its options from them, and a spec's axes are
-# the fields marked ``axis``. A setting is added as one field here.
-
-DATA, METHOD, PRIVACY, LENGTH = "What to train on", "Method", "Privacy", "Steps and batches"
-
-
-@dataclass(frozen=True)
-class Option:
-    """What a field says of itself. ``flag`` and ``metavar`` are the shell's, where they do not follow from the name."""
-
-    help: str
-    group: str | None = None
-    axis: bool = False  # whether a spec may vary it
-    flag: str | None = None
-    metavar: str | None = None
-    saved: bool = True  # whether a run keeps it, for the command that resumes the run
-
-
-def option(help: str, group: str | None = None, **more: Any) -> Mapping[str, Option]:
-    """The metadata of a field: ``x: int = field(default=1, metadata=option("…", GROUP))``."""
-    return {"option": Option(help, group, **more)}
-
-
-def same_option(kind: type, name: str) -> Mapping[str, Option]:
-    """The metadata of a field of another class, for a field of the same name that has another default."""
-    return {"option": list_settings(kind)[name].option}
-
-
-@dataclass(frozen=True)
-class SettingField:
-    """One field of a class of settings: its type without Literals, and what it says of itself."""
-
-    name: str
-    hint: Any
-    default: Any
-    option: Option
-
-
-def list_settings(kind: type) -> dict[str, SettingField]:
-    """The fields of a dataclass that carry an :class:`Option`, by name."""
-    hints = get_type_hints(kind)
-    return {
-        f.name: SettingField(f.name, plain_hint(hints[f.name]), f.default, f.metadata["option"])
-        for f in fields(kind)
-        if "option" in f.metadata
-    }
-
-
-def plain_hint(hint: Any) -> Any:
-    """The type with str for a Literal of words: which words are known is checked where they are used."""
-    if get_origin(hint) is Literal:
-        return str
-    if get_origin(hint) in (Union, types.UnionType):
-        return Union[tuple(plain_hint(part) for part in get_args(hint))]  # noqa: UP007
-    return hint
-
-
-def plain_types(hint: Any) -> tuple[type, ...]:
-    """The types of a value that is given: without None, and a whole number will do for a float."""
-    parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    given = tuple(part for part in parts if part is not type(None))
-    return (*given, int) if float in given else given
-
-
-def list_axes(kind: type) -> dict[str, tuple[type, ...]]:
-    """What a spec may vary, and the types that its values have."""
-    return {name: plain_types(found.hint) for name, found in list_settings(kind).items() if found.option.axis}
-
-
-def write_help(kind: type) -> str:
-    """The settings of a class with their help, as lines of a docstring."""
-    return "\n".join(f"- ``{name}``: {found.option.help}" for name, found in list_settings(kind).items())
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanSettings:
-    """What can be set on every method's plan, before anything is known of the data."""
-
-    epsilon: float | None = field(default=None, metadata=option("Calibrate the noise to this ε.", PRIVACY, axis=True))
-    delta: float = field(default=1e-5, metadata=option("δ of the guarantee; keep it below 1/N.", PRIVACY, axis=True))
-    noise_multiplier: float | None = field(default=None, metadata=option("σ of the privacy event.", PRIVACY, axis=True))
-    node_noise: float | None = field(
-        default=None,
-        metadata=option("Noise of a tree node, in clip units: σ times the sensitivity.", PRIVACY, axis=True),
-    )
-    accountant: str = field(
-        default="auto", metadata=option("pld, rdp or gdp; auto takes the tightest that holds.", PRIVACY, axis=True)
-    )
-    adjacency: Adjacency | None = field(
-        default=None,
-        metadata=option("add-remove, replace or zero-out; the sampler's own by default.", PRIVACY, axis=True),
-    )
-    accept_claimed: bool = field(
-        default=False,
-        metadata=option("Run a method whose ε is claimed by a paper and not proven.", PRIVACY, axis=True),
-    )
-    arithmetic: str = field(
-        default="rigorous",
-        metadata=option(
-            "rigorous: rows are computed in chunks of one size, so that ε is proven; or fast: all at once, and ε is "
-            "claimed, because rounding that depends on their number is not bounded.",
-            PRIVACY,
-            axis=True,
-        ),
-    )
-    batch_size: int = field(metadata=option("Expected number of examples a step.", LENGTH, axis=True))
-    epochs: float | None = field(
-        default=None,
-        metadata=option(
-            "Passes over the data, ⌈N/L⌉ steps each; 30 by default, 1 for methods that take one (dp-matrix-se).",
-            LENGTH,
-            axis=True,
-        ),
-    )
-    steps: int | None = field(
-        default=None, metadata=option("Number of steps; overrides the epochs.", LENGTH, axis=True)
-    )
-    sampling: str | None = field(
-        default=None,
-        metadata=option("poisson, fixed-size, shuffled or same-order; the method's own by default.", LENGTH, axis=True),
-    )
-    sample_rate: float | None = field(
-        default=None,
-        metadata=option("Poisson rate q; the batch size over the examples by default.", LENGTH, axis=True),
-    )
-    average: str | None = field(
-        default=None,
-        metadata=option(
-            "Release averaged weights: ema:0.999, or tail:0.25 for the last quarter; or none.", LENGTH, axis=True
-        ),
-    )
-
 
 SMALLEST_RATE = 1e-100
 MOST_STEPS = 10**8  # of a plan; the accountants go farther, and need minutes there
@@ -161,11 +25,13 @@ SAMPLINGS = ("poisson", "fixed-size", "shuffled", "same-order")
 class PlanConfig(PlanSettings):
     """The public numbers that every method needs. Poisson: q = L/N exactly and ⌈N/L⌉ steps an epoch."""
 
-    examples: int = field(metadata=option("Number of examples N, a public number.", LENGTH))
+    examples: int = field(metadata=option("Number of examples N, a public number.", OPTIMISATION))
     counted: bool = field(
         default=False,
         kw_only=True,
-        metadata=option("Whether N was counted in the data, and so is no constant but taken to be public.", LENGTH),
+        metadata=option(
+            "Whether N was counted in the data, and so is no constant but taken to be public.", OPTIMISATION
+        ),
     )
     unit: str = field(
         default="example",

@@ -150,6 +150,7 @@ class Cut:
 CALL = 150_000.0  # one parameter of a model: the calls of its layer, forward, backward, norm and sum
 WEIGHT = 0.5  # one number of a parameter, read forward and backward
 PRODUCT = 0.004  # one multiplication of a row, by the estimate of its positions below, which is a large one
+TOKEN = 0.05  # the same for tokens, whose number is known
 
 
 def list_sizes(microbatch: int) -> tuple[int, ...]:
@@ -160,9 +161,9 @@ def list_sizes(microbatch: int) -> tuple[int, ...]:
 def choose_rows(shapes: Iterable[Sequence[int]], content: Any, batch: float, microbatch: int, *, random: bool) -> int:
     """The number of rows of a chunk with the least expected cost of a step.
 
-    ``shapes`` are those of the parameters, ``content`` is an empty batch, and ``batch`` its expected size, which varies
-    if it is ``random``. The number of positions at which a row uses a weight is estimated from its shape: its pixels,
-    or its tokens."""
+    ``shapes`` are those of all parameters, frozen ones too; ``content`` is an empty batch, and ``batch`` its expected
+    size, which varies if it is ``random``. The number of positions at which a row uses a weight is estimated from its
+    shape: its pixels, or its tokens."""
     shapes, rows = list(shapes), [tuple(t.shape[1:]) for t in tensors_of(content)]
     pixels = max((math.prod(row[1:]) for row in rows if len(row) > 1), default=1)
     steps = max((row[0] for row in rows if len(row) in (1, 2) and row), default=1)
@@ -170,7 +171,7 @@ def choose_rows(shapes: Iterable[Sequence[int]], content: Any, batch: float, mic
     each = fixed = 0.0
     for shape in shapes:
         positions = max(1, pixels // 4) if len(shape) > 2 else steps if words else 1
-        each += PRODUCT * math.prod(shape) * positions
+        each += (TOKEN if words else PRODUCT) * math.prod(shape) * positions
         fixed += CALL + WEIGHT * math.prod(shape)
 
     def cost(size: int) -> float:

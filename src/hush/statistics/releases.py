@@ -26,7 +26,6 @@ from hush.errors import InvalidInputError, NotProvenError
 from hush.plan import Plan
 from hush.run import Run
 from hush.statistics import class_counts, class_names, ranges
-from hush.statistics.private_metrics import plan_metrics
 from hush.tabular.columns import Encoder
 from hush.tabular.schema import Schema, pending_columns, with_limits
 
@@ -66,7 +65,11 @@ def compose_plan(
         )
         plan = replace(plan, composed=(*plan.composed, *(part.composed for part in parts)))
         plan = plan if total is None else plan.with_epsilon(total)
-    return plan if metrics is None else plan_metrics(plan, task, metrics, total), parts
+    if metrics is not None:
+        from hush.statistics.private_metrics import plan_metrics
+
+        plan = plan_metrics(plan, task, metrics, total)
+    return plan, parts
 
 
 def plan_releases(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hush._internal.imports import call_with, find_version, import_factory
+from hush._internal.settings import TASKS as TASKS
 from hush._internal.validate import choice
 from hush.accounting.guarantee import HELD, say_own_data
 from hush.datasets.images import DEFAULT_LABELS, has_array, list_folders, read_arrays, read_images
@@ -60,7 +61,6 @@ from hush.tabular.schema import Schema, mark_pending_ranges, public_columns, rea
 from hush.tabular.unit_ids import check_apart, read_owner_array, read_owners
 
 ROW = "example"  # what the unit of privacy is called where it is a row
-TASKS = ("classification", "regression")
 MOST_RELEASED = 32  # outputs of a model whose classes are released before training
 MODELS = ("mlp", "logistic", "lenet", "cnn")
 MLP = (128, 64)  # the hidden layers of mlp where their widths are not in its name
