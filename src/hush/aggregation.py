@@ -73,7 +73,7 @@ class Aggregator:
         ranks: ProcessGroup,
     ) -> None:
         self.losses, self.microbatch = losses, microbatch
-        self.rows = ranks.broadcast(find_rows(plan, params, source, microbatch))  # of a chunk
+        self.rows = ranks.broadcast(find_rows(plan, model, source, microbatch))  # of a chunk
         self.checked = 0  # number of inputs compared by the check of the arithmetic; 0 if it was not made
         self._plan, self._query, self._model, self._params = plan, query, model, params
         self._rigorous = is_rigorous(plan)
@@ -445,11 +445,11 @@ def is_rigorous(plan: Plan) -> bool:
     return plan.adds_noise and plan.arithmetic == "rigorous"
 
 
-def find_rows(plan: Plan, params: Named, source: Source, microbatch: int) -> int:
+def find_rows(plan: Plan, model: nn.Module, source: Source, microbatch: int) -> int:
     """The number of rows of a chunk that the cost model chooses, from public numbers."""
     if not is_rigorous(plan):
         return microbatch
-    shapes, random = [p.shape for p in params.values()], plan.sampler.participation.poisson_rate is not None
+    shapes, random = [p.shape for p in model.parameters()], plan.sampler.participation.poisson_rate is not None
     return choose_rows(shapes, take_nothing(source), _expected_batch(plan), microbatch, random=random)
 
 

@@ -440,7 +440,7 @@ class Plan:
         with_tails = plan.with_tails(count_coordinates(model) if trained is None else trained.numbers)
         plan = dataclasses.replace(plan, sigma=with_tails.sigma)
         if secret is not None and not isinstance(secret, Secret):
-            cut = [f"chunks of {find_rows(plan, trainable(model), source, MICROBATCH)}"] if is_rigorous(plan) else []
+            cut = [f"chunks of {find_rows(plan, model, source, MICROBATCH)}"] if is_rigorous(plan) else []
             secret = Secret.from_seed(int(secret), plan._known_for_a_seed(model), *cut)
         if isinstance(data, DataLoader):
             logging.getLogger("hush").warning(describe_replaced(data))

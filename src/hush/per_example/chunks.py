@@ -151,6 +151,7 @@ class Cut:
 CALL = 120_000.0  # one parameter of a model: the calls of its layer, forward, backward, norm and sum
 WEIGHT = 0.5  # one number of a parameter, read forward and backward
 PRODUCT = 0.075  # one multiplication of a row by a matrix
+TOKEN = 0.05  # the same for a token
 CONVOLVED = 0.003  # one multiplication in a convolution, by the estimate of its positions below, which is a large one
 PIXEL = 250.0  # one pixel of a row in all layers between convolutions
 STEPS = 500  # for which the time of the check and of the steps together is the least
@@ -165,17 +166,17 @@ def list_sizes(microbatch: int) -> tuple[int, ...]:
 def choose_rows(shapes: Iterable[Sequence[int]], content: Any, batch: float, microbatch: int, *, random: bool) -> int:
     """The number of rows of a chunk with the least expected cost.
 
-    ``shapes`` are those of the parameters, ``content`` is an empty batch, and ``batch`` its expected size, which varies
-    if it is ``random``. The number of positions at which a row uses a weight is estimated from its shape: its pixels,
-    or its tokens."""
+    ``shapes`` are those of all parameters, frozen ones too; ``content`` is an empty batch, and ``batch`` its expected
+    size, which varies if it is ``random``. The number of positions at which a row uses a weight is estimated from its
+    shape: its pixels, or its tokens."""
     shapes, rows = list(shapes), [tuple(t.shape[1:]) for t in tensors_of(content)]
     pixels = max((math.prod(row[1:]) for row in rows if len(row) > 1), default=1)
     steps = max((row[0] for row in rows if len(row) in (1, 2) and row), default=1)
     words = any(not t.is_floating_point() and t.dim() == 2 for t in tensors_of(content))
     each, fixed = PIXEL * pixels if any(len(shape) > 2 for shape in shapes) else 0.0, 0.0
     for shape in shapes:
-        product = CONVOLVED * max(1, pixels // 4) if len(shape) > 2 else PRODUCT * (steps if words else 1)
-        each += product * math.prod(shape)
+        fewer = TOKEN * steps if words else PRODUCT
+        each += (CONVOLVED * max(1, pixels // 4) if len(shape) > 2 else fewer) * math.prod(shape)
         fixed += CALL + WEIGHT * math.prod(shape)
 
     def cost(size: int) -> tuple[bool, float]:
