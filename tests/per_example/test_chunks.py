@@ -547,8 +547,12 @@ class TestRigorous:
         assert INDEPENDENT_ROWS in said["assumptions"]
 
     def test_unknown_words_are_refused(self) -> None:
-        with pytest.raises(InvalidInputError):
+        with pytest.raises(InvalidInputError, match="exact"):
             plan(500, 60, "exact")
+
+    def test_the_name_of_earlier_versions_is_refused_and_both_of_today_are_named(self) -> None:
+        with pytest.raises(InvalidInputError, match="rigorous.*fast"):
+            plan(500, 60, "default")
 
 
 # Engine choices, measurements and checks before training are independent of the data.

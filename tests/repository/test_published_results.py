@@ -22,6 +22,7 @@ from hush.bench.spec import read_spec
 from hush.bench.store import open_store
 from hush.bench.trial import Trial
 from hush.matrix_factorization.tree import Tree
+from hush.per_example.chunks import MODES
 from hush.textbook.gaussian import analytic_sigma
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,6 +113,13 @@ def test_records_are_runs_of_the_spec_each_once(path: Path) -> None:
     keys = [json.loads(line)["key"] for line in path.read_text().splitlines()]
     assert len(keys) == len(set(keys)) > 0
     assert set(keys) <= trials
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
+def test_every_record_says_its_arithmetic(path: Path) -> None:
+    """Runs from before the arithmetic had its names of today are labelled fast."""
+    said = {json.loads(line)["config"].get("arithmetic") for line in path.read_text().splitlines()}
+    assert said <= set(MODES)
 
 
 def test_records_go_back_into_a_store_and_a_sweep_goes_on_after_them(kept: ModuleType, monkeypatch, tmp_path) -> None:
