@@ -287,7 +287,7 @@ class _Functions(TorchFunctionMode):
         try:
             if func not in READS:
                 if self._draws is not None:
-                    return self._draws.__torch_function__(func, types, args, kwargs)
+                    return self._draws.__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
                 return func(*args, **kwargs) if kwargs else func(*args)
             return self._read(func, args, kwargs or {})
         except Exception as error:  # a model that catches it knows that a value of some example is not allowed
