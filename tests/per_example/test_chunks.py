@@ -448,6 +448,9 @@ class TestRigorous:
         """A sigmoid of single numbers has another kernel for the numbers after the last two whole vectors."""
         assert [rows for rows in SIZES if not has_remainder(rows, 1)] == [32, 64, 96, 128, 160, 192]
         assert [rows for rows in SIZES if not has_remainder(rows, 2)] == [64, 128, 192]
+        assert [rows for rows in SIZES if not has_remainder(rows, 1, size=2)] == [64, 128, 192]
+        assert [rows for rows in SIZES if not has_remainder(rows, 3)] == [192]
+        assert all(has_remainder(rows, 4) for rows in SIZES)  # three of four threads can share a tensor
 
     def test_a_ledger_carries_what_arithmetic_assumes_along(self, tmp_path) -> None:
         for mode, said in (("fast", False), ("rigorous", True)):

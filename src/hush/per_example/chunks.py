@@ -223,7 +223,7 @@ WORDS = 1 << 16  # size of one temporary of a digest, which stays in the cache
 MOVED = 1024  # rows that are compared with themselves at another position, at least
 SHIFTS = 16  # shifts where no tensor has numbers after its last whole vector
 MORE_SHIFTS = 64  # shifts where one can have, at most
-VECTORS = 32  # numbers that a kernel computes together, at most: two vectors of 512 bits
+VECTORS = 128  # bytes that a kernel computes together, at most: two vectors of 512 bits
 
 
 class RowDigests:
@@ -355,7 +355,8 @@ def check_batch_invariance(
     `compute` adds ``padding`` empty rows. ``params`` are the weights that it uses; meanwhile they are varied, and then
     restored. Returns the number of inputs compared, and a digest of what was computed."""
     below = _try_made_up(compute, source, rows, device)
-    remainder = has_remainder(rows + padding, torch.get_num_threads())
+    smallest = min((p.element_size() for p in (params or {}).values()), default=4)
+    remainder = has_remainder(rows + padding, torch.get_num_threads(), min(4, smallest))
     shifts, contents = list_shifts(rows, remainder), list_contents(rows, remainder)
     everybody = torch.arange(rows)
     with varied(params or {}, 0):
@@ -393,10 +394,11 @@ def list_contents(rows: int, remainder: bool) -> Sequence[int]:
     return range(3, 2 + -(-MOVED // rows**2)) if rows > 1 and remainder else ()
 
 
-def has_remainder(rows: int, threads: int) -> bool:
-    """Whether a tensor with this many rows, or the part that a thread computes, can have numbers that do not fill the
-    vectors of a kernel."""
-    return rows % (VECTORS * threads) > 0
+def has_remainder(rows: int, threads: int, size: int = 4) -> bool:
+    """Whether a tensor with this many rows of numbers of ``size`` bytes, or the part that a thread computes, can have
+    numbers that do not fill the vectors of a kernel. torch divides a tensor evenly among some of the threads: as many
+    as its size is worth."""
+    return rows % (VECTORS // size * math.lcm(*range(1, threads + 1))) > 0
 
 
 @contextmanager
