@@ -127,7 +127,7 @@ def test_no_core_dump_holds_memory() -> None:
 def test_a_process_that_is_interrupted_alone_ends(monkeypatch) -> None:
     """Process 0 of two was not interrupted and takes its steps; process 1 leaves after a few."""
     taken: list[int] = []
-    run: Any = SimpleNamespace(next=0, plan=SimpleNamespace(steps=100, method="dp-sgd"),
+    run: Any = SimpleNamespace(next=0, plan=SimpleNamespace(steps=100, method="dp-sgd"), check_arithmetic=lambda: None,
                                ranks=SimpleNamespace(world=2, rank=1, broadcast=lambda said: False))  # fmt: skip
 
     def steps(*given: Any, **more: Any):
