@@ -185,7 +185,7 @@ def test_a_run_on_own_data_goes_on_with_its_own_files(own: Path, capsys) -> None
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("--test-data", "later.csv"), "describe your own data: give it with --data"),
+        (("--test-data", "mine.csv"), "describe your own data: give it with --data"),
         (("--public", "ranges"), "describe your own data: give it with --data"),
         (("--data", "mine.csv", "--test-data", "none.csv"), "there is no file or folder 'none.csv'"),
         (("--data", "empty"), "'empty' holds neither .csv/.parquet files nor class folders of images"),
