@@ -3,10 +3,9 @@
     python benchmarks/fine_tuning.py
     python benchmarks/fine_tuning.py --models BERT --batches 8,32,128
 
-The models have 4 layers of width 128, random weights, 64 tokens with masks of varying length, and their default
-dropout. CPU time on one thread, the best of several interleaved rounds, as a ratio to an ordinary step of SGD with the
-same weights to train. The check before the first step, once per run, and the spot checks of the first steps are left
-out.
+The models have 4 layers of width 128, random weights, 64 tokens with masks of varying length, and their default dropout.
+CPU time on one thread, the best of several interleaved rounds, as a ratio to an ordinary step of SGD with the same weights
+to train. The check before the first step, once per run, and the spot checks of the first steps are left out.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from hush.per_example.engine import FIRST, verdict_of
 from memory import peak_bytes
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
-import language_models as lm
+import language_models as lm  # noqa: E402
 
 Step = Callable[[], Any]
 SIZES = {"width": 128, "layers": 4, "words": 1000, "length": 64, "patch": 4}
