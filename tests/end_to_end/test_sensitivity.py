@@ -57,6 +57,8 @@ def cases() -> list[tuple[str, int, str]]:
 
 
 def is_quick(name: str, batch: int, kinked: str) -> bool:
+    if kinked == "hinge" and batch == 2:  # the example that comes and goes can lie on the flat side
+        return False
     return batch <= MODELS[name].largest and (batch <= 256 or not kinked or (name, kinked) == ("logistic", "residual"))
 
 

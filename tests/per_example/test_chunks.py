@@ -481,7 +481,7 @@ class TestRigorous:
     def test_arithmetic_that_changes_from_call_to_call_is_refused(self) -> None:
         calls = itertools.count()
         run = plan(500, 60, "rigorous").start(
-            Mixing(lambda x: torch.tensor(0.06 * (next(calls) % 5))), losses, data(500), secret=1
+            Mixing(lambda x: torch.tensor(0.3 * (0.618 * next(calls) % 1))), losses, data(500), secret=1
         )
         with pytest.raises(UnsupportedModelError):
             run.step(run.batch(0))
