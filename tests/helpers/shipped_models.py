@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from hush.data_source import Tensors
 from hush.datasets.models import VAE, Funnel, ResidualBlock, lenet5, logistic, mlp, p1, p2, small_cnn, vae_losses
 from hush.distributed.group import ProcessGroup
+from hush.errors import Stopped
 from hush.methods import make_plan
 from hush.plan import Plan
 from hush.randomness import Secret
@@ -317,7 +318,7 @@ class Stage:
         self.rows.hidden = hidden
         try:
             self.run.step(self.run.batch(0))
-        except Stop:
+        except (Stop, Stopped):  # of several processes the first has the sums
             return self.catching.sums
         raise AssertionError("the step was not stopped")
 
@@ -325,6 +326,8 @@ class Stage:
         """How far the last example moves a channel's sum, in units of what is charged for."""
         self.rows.tensors = self.kink(data)
         with_it, without = self.sums(0), self.sums(1)
+        if self.run.ranks.rank:
+            return 0.0
         return max(distance(with_it[name], without[name]) / c.bound for name, c in self.plan.channels.items())
 
 
