@@ -35,11 +35,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
-from dp_accounting import dp_event
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from hush._internal.dp_event import dp_event
 from hush._internal.identity import IdentityScope
 from hush._internal.storage import PRIVATE, write_atomic
 from hush._internal.tensors import Losses

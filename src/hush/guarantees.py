@@ -23,9 +23,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dp_accounting import dp_event
-
 from hush import sampling
+from hush._internal.dp_event import dp_event
 from hush._internal.identity import describe
 from hush._internal.imports import read_versions
 from hush.accounting import accountant as accounting

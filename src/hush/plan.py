@@ -24,11 +24,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Self
 
-from dp_accounting import dp_event
 from torch import nn
 from torch.utils.data import DataLoader
 
 from hush._internal import validate
+from hush._internal.dp_event import dp_event
 from hush._internal.identity import IdentityScope, NoIdentity, declared, digest, stable_field
 from hush._internal.tensors import Losses, Named, trainable
 from hush.accounting import accountant

@@ -23,12 +23,10 @@ from functools import lru_cache
 from typing import Any, Literal, get_args
 
 import numpy as np
-from dp_accounting import dp_event
-from dp_accounting.rdp import rdp_privacy_accountant
 
+from hush._internal.dp_event import dp_event
 from hush._internal.settings import Adjacency as Adjacency
 from hush._internal.validate import choice, non_negative, probability
-from hush.accounting import renyi
 from hush.accounting.events import (
     CountedEvents,
     FinitePrecisionDpEvent,
@@ -88,6 +86,8 @@ def epsilon(
 
     def in_exact_arithmetic(delta: float) -> float:
         if accountant == "rdp":
+            from hush.accounting import renyi
+
             return renyi.find_epsilon(ideal, delta, adjacency, orders)
         if ideal.purely_gaussian:
             return gaussian_epsilon(delta, ideal.mu)
@@ -117,6 +117,8 @@ def delta(
 
     def in_exact_arithmetic(epsilon: float) -> float:
         if accountant == "rdp":
+            from hush.accounting import renyi
+
             return renyi.find_delta(ideal, epsilon, adjacency, orders)
         if ideal.purely_gaussian:
             return gaussian_delta(epsilon, ideal.mu)
@@ -194,6 +196,10 @@ def profile_of(
         exact = profile_of(rebuild(parts.ideal), adjacency=adjacency, accountant=accountant)
         return lambda epsilon: _imprecise_delta(exact, parts, epsilon)
     if accountant == "rdp":
+        from dp_accounting.rdp import rdp_privacy_accountant
+
+        from hush.accounting import renyi
+
         found = renyi.divergences(event, adjacency)
         orders, values = np.array(list(found)), np.array(list(found.values()))
         return lambda epsilon: float(rdp_privacy_accountant.compute_delta(orders, values, epsilon)[0])
@@ -214,6 +220,8 @@ def default_accountant(event: Any, adjacency: Adjacency = "add-remove") -> Accou
         return "gdp"
     if not any(_no_pld(leaf, adjacency) for leaf, _ in parts.others):
         return "pld"
+    from hush.accounting import renyi
+
     for leaf, _ in parts.others:
         renyi.check_leaf(leaf, adjacency)
     return "rdp"
@@ -252,6 +260,8 @@ def _supported(event: Any, accountant: Accountant, adjacency: Adjacency) -> Coun
                 f"accountant '{'rdp' if _no_pld(leaf, adjacency) else 'pld'}'"
             )
         if accountant == "rdp":
+            from hush.accounting import renyi
+
             renyi.check_leaf(leaf, adjacency)
         elif reason := _no_pld(leaf, adjacency):
             raise NotProvenError(reason)

@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from dp_accounting import dp_event
-
+from hush._internal.dp_event import dp_event
 from hush.errors import InvalidInputError, NotProvenError
 
 DpEvent: TypeAlias = Any  # a dp_accounting.dp_event.DpEvent: that package has no types

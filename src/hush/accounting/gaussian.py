@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import stats
-from scipy.optimize import brentq
 from scipy.special import erfcx, ndtr, ndtri
 
 SAFETY = 1e-9  # relative; more than floating point can lose below
@@ -49,7 +48,7 @@ def gaussian_epsilon(delta: float, mu: float) -> float:
     def excess(epsilon: float) -> float:
         return math.log(max(gaussian_delta(epsilon, mu), 1e-320)) - math.log(delta)
 
-    found = top if excess(top) >= 0 else float(brentq(excess, 0.0, top, xtol=1e-300, rtol=1e-13))
+    found = top if excess(top) >= 0 else float(scipy.optimize.brentq(excess, 0.0, top, xtol=1e-300, rtol=1e-13))
     while gaussian_delta(found, mu) > delta:
         found *= 1 + 1e-13
     return found
@@ -99,7 +98,7 @@ class Participating:
     @cached_property
     def _mixture(self) -> tuple[Array, Array, float]:
         """The μ and probability of every K that is summed, and the probability of all other K."""
-        count = stats.binom(self.steps, self.rate)
+        count = scipy.stats.binom(self.steps, self.rate)
         low, high = max(0, int(count.ppf(LEFT_OUT))), max(0, int(count.isf(LEFT_OUT)))
         times = np.arange(low, high + 1)
         outside = float(count.cdf(low - 1) + count.sf(high))

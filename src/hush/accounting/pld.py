@@ -22,13 +22,11 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-from dp_accounting import dp_event
-from dp_accounting.pld import privacy_loss_distribution as reference
+import scipy
 from numpy.typing import NDArray
-from scipy import fft, optimize
-from scipy.signal import lfilter
 from scipy.special import ndtr, ndtri
 
+from hush._internal.dp_event import dp_event
 from hush.errors import InvalidInputError, NotProvenError
 
 # Privacy-loss distributions on a grid, always rounded so that the privacy loss is over-stated.
@@ -226,6 +224,8 @@ def _gaussian_width(sensitivity: float, sigma: float) -> float:
 
 
 def _reference(event: Any, step: float) -> Any:
+    from dp_accounting.pld import privacy_loss_distribution as reference
+
     match event:
         case dp_event.PoissonSampledDpEvent(event=dp_event.LaplaceDpEvent()):
             return reference.from_laplace_mechanism(
@@ -346,8 +346,8 @@ class Composed:
         losses = np.asarray((self.start + np.arange(len(self.tilted))) * h, dtype=np.float64)
         keep, keep_both = math.exp(-self.tilt * h), math.exp(-(self.tilt + 1) * h)
         above = np.append(self.tilted[1:], 0.0)[::-1]
-        upper = keep * lfilter([1.0], [1.0, -keep], above)  # P(loss > x), from the top down
-        gap = lfilter([1.0], [1.0, -keep_both], -math.expm1(-h) * upper)
+        upper = keep * scipy.signal.lfilter([1.0], [1.0, -keep], above)  # P(loss > x), from the top down
+        gap = scipy.signal.lfilter([1.0], [1.0, -keep_both], -math.expm1(-h) * upper)
         return losses, gap[::-1], (upper - gap)[::-1]
 
     def delta(self, epsilon: float) -> float:
@@ -451,7 +451,7 @@ def _tilt(product: Product, delta: float | None, epsilon: float | None, before: 
         return (moment - math.log(delta)) / tilt if delta is not None else moment - tilt * (epsilon or 0.0)
 
     def least(low: float, high: float) -> float:
-        best = optimize.minimize_scalar(bound, bounds=(low, high), method="bounded", options={"xatol": 0.05})
+        best = scipy.optimize.minimize_scalar(bound, bounds=(low, high), method="bounded", options={"xatol": 0.05})
         return float(best.x)
 
     if before is not None:
@@ -491,7 +491,7 @@ def _window(product: Product, tilt: float) -> tuple[float, float]:
 
     span = (math.log(1e-3 / std), math.log(1e2 / std))
     top, bottom = (
-        optimize.minimize_scalar(side, bounds=span, method="bounded", options={"xatol": 0.2}).fun
+        scipy.optimize.minimize_scalar(side, bounds=span, method="bounded", options={"xatol": 0.2}).fun
         for side in (above, below)
     )
     return max(low, -float(bottom)), min(high, float(top))
@@ -499,7 +499,7 @@ def _window(product: Product, tilt: float) -> tuple[float, float]:
 
 def _convolve(product: Product, tilt: float, low: float, high: float) -> Composed:
     h, start = product.step, math.floor(low / product.step)
-    size = fft.next_fast_len(max(math.ceil(high / h) - start + 2, 16), real=True)
+    size = scipy.fft.next_fast_len(max(math.ceil(high / h) - start + 2, 16), real=True)
     steps = [_Tilted.of(grid, tilt) for grid in product.grids]
     kept = _count_frequencies(steps, product.counts, size) if product.steps > LONG else size // 2 + 1
     spectrum, origin = np.zeros(size // 2 + 1, dtype=np.complex128), 0
@@ -507,7 +507,7 @@ def _convolve(product: Product, tilt: float, low: float, high: float) -> Compose
     for grid, step, count in zip(product.grids, steps, product.counts, strict=True):
         spectrum[:kept] *= _power(step.frequencies(kept, size), count)
         origin += (grid.start + step.centre) * count
-    tilted = np.maximum(np.roll(fft.irfft(spectrum, size), (origin - start) % size), 0.0)
+    tilted = np.maximum(np.roll(scipy.fft.irfft(spectrum, size), (origin - start) % size), 0.0)
     reach = math.sqrt(min(size, 1 / -math.expm1(-2 * tilt * h)))  # cells that a tail sums, in the L2 sense
     rounding = 8 * UNIT * (product.steps + 1) * math.log2(size) * reach * float(np.linalg.norm(tilted))
     rounding += reach * DROPPED if kept <= size // 2 else 0.0
@@ -536,7 +536,7 @@ class _Tilted:
             lead = -self.centre % size
             padded = np.zeros(-(-(lead + len(self.masses)) // size) * size)
             padded[lead : lead + len(self.masses)] = self.masses
-            return np.asarray(fft.rfft(padded.reshape(-1, size).sum(axis=0))[:kept])
+            return np.asarray(scipy.fft.rfft(padded.reshape(-1, size).sum(axis=0))[:kept])
         turns = np.outer(np.arange(kept), np.arange(len(self.masses)) - self.centre) % size
         return np.asarray((self.masses * np.exp(-2j * math.pi / size * turns)).sum(axis=1))
 

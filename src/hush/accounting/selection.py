@@ -12,8 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from dp_accounting import dp_event
-
+from hush._internal.dp_event import dp_event
 from hush._internal.validate import positive, positive_int
 from hush.accounting.accountant import Accountant, Adjacency, default_accountant, epsilon
 from hush.accounting.accountant import delta as delta_of

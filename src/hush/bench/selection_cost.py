@@ -20,8 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from dp_accounting import dp_event
-
+from hush._internal.dp_event import dp_event
 from hush.accounting import events as event_json
 from hush.accounting.accountant import ADJACENCIES, Adjacency, default_accountant, epsilon
 from hush.accounting.guarantee import rounded_up

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from dp_accounting import dp_event
 from torch import nn
 
 from hush._internal import validate
+from hush._internal.dp_event import dp_event
 from hush._internal.tensors import Losses, Named, State, Sums
 from hush.accounting.gaussian import Participating
 from hush.clipping.base import Channel, Claim

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from dp_accounting import dp_event
-
+from hush._internal.dp_event import dp_event
 from hush._internal.validate import choice, non_negative, positive, positive_int, probability
 from hush.accounting import events
 from hush.accounting.accountant import ADJACENCIES, SMALLEST_DELTA

@@ -18,8 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dp_accounting import dp_event
-
+from hush._internal.dp_event import dp_event
 from hush._internal.validate import positive_int
 from hush.accounting import events
 from hush.accounting.accountant import epsilon

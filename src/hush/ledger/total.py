@@ -32,8 +32,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from dp_accounting import dp_event
-
+from hush._internal.dp_event import dp_event
 from hush._internal.validate import choice
 from hush.accounting.accountant import (
     MOST_LEAVES,
@@ -54,7 +53,6 @@ from hush.accounting.guarantee import (
     order_conditions,
     rounded_up,
 )
-from hush.accounting.renyi import divergences
 from hush.errors import HushError, InvalidInputError
 
 # What a total is about: whose data (its unit) and which part of them, and how a spend about one counts for another.
@@ -353,6 +351,8 @@ def use_filter(
         return None
     if any(cost.scope != scope for cost in (first, *costs)):
         return None
+    from hush.accounting.renyi import divergences
+
     adjacency = _common({cost.adjacency for cost in costs}, scope)
     try:
         each = divergences(first.event, adjacency)

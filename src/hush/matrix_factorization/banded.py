@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from scipy.optimize import OptimizeResult, minimize
+import scipy
 
 from hush._internal.validate import positive_int
 from hush.errors import HushError, InvalidInputError
@@ -263,10 +263,10 @@ def _toeplitz_loss(workload: Workload, bands: int, times: int, apart: int) -> Ca
 
 def _descend(
     loss: Callable[[Array], tuple[float, Array]], start: Array, rtol: float, least: float | None = None
-) -> OptimizeResult:
+) -> scipy.optimize.OptimizeResult:
     options = {"maxiter": _ITERATIONS, "maxfun": 4000, "maxcor": 20, "ftol": rtol, "gtol": 0.0}
     bounds = None if least is None else [(least, None)] * len(start)
-    return minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    return scipy.optimize.minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
 
 
 def _guarded(loss: Callable[[Array], tuple[float, Array]], start: Array, rtol: float) -> tuple[Array, int]:

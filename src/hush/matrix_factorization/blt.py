@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from scipy.optimize import OptimizeResult, minimize
+import scipy
 from scipy.special import expit
 
 from hush._internal.validate import positive_int
@@ -172,12 +172,15 @@ def _loss(workload: Workload, times: int, apart: int) -> Callable[[Array], float
     return loss
 
 
-def _descend(loss: Callable[[Array], float], starts: list[Array], rtol: float) -> OptimizeResult:
+def _descend(loss: Callable[[Array], float], starts: list[Array], rtol: float) -> scipy.optimize.OptimizeResult:
     """The best of L-BFGS from every start; derivatives by differences on both sides."""
     half = len(starts[0]) // 2
     bounds = [(-8.0, 21.0)] * half + [(-30.0, 0.0)] * half  # 1 − θ down to 1e-9
     options = {"maxiter": 1000, "maxcor": 20, "ftol": rtol, "gtol": 0.0, "maxfun": 10**6}
-    found = [minimize(loss, x, jac="3-point", method="L-BFGS-B", bounds=bounds, options=options) for x in starts]
+    found = [
+        scipy.optimize.minimize(loss, x, jac="3-point", method="L-BFGS-B", bounds=bounds, options=options)
+        for x in starts
+    ]
     return min(found, key=lambda result: float(result.fun))
 
 

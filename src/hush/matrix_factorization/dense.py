@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from scipy.linalg import cholesky, solve_triangular
+import scipy
 
 from hush._internal.validate import positive_int
 from hush.errors import InvalidInputError
@@ -41,7 +41,7 @@ class Dense(Strategy):
     @cached_property
     def inverse(self) -> Array:
         """C⁻¹: row t holds the weights of Z₀ … Zₜ in the noise of step t."""
-        return freeze(np.tril(solve_triangular(self.C, np.eye(self.steps), lower=True)))
+        return freeze(np.tril(scipy.linalg.solve_triangular(self.C, np.eye(self.steps), lower=True)))
 
     @cached_property
     def bands(self) -> int | None:
@@ -71,7 +71,7 @@ class Dense(Strategy):
 def from_gram(X: Array) -> Dense:
     """The lower-triangular C with CᵀC = X: the Cholesky factor of X read backwards."""
     check_dense(len(X))
-    backwards = cholesky(X[::-1, ::-1], lower=True)
+    backwards = scipy.linalg.cholesky(X[::-1, ::-1], lower=True)
     return Dense(np.tril(backwards.T[::-1, ::-1]))
 
 

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.linalg import eigh, eigvalsh
-from scipy.linalg.lapack import dpotrf, dpotri
 
 from hush._internal.validate import positive_int
 from hush.errors import HushError
@@ -98,7 +97,7 @@ class TraceProblem:
     def start(self) -> Array:
         """The single-participation form of X, no entries inside a pattern, as far from its diagonal as it pays."""
         half = np.diag(self.G) ** 0.25
-        values, vectors = eigh(half[:, None] * self.G * half)
+        values, vectors = scipy.linalg.eigh(half[:, None] * self.G * half)
         scaled = vectors * np.maximum(values, 0.0) ** 0.25 / half[:, None]
         full = scaled @ scaled.T
         diagonal, rest = np.diag(np.diag(full)), full * self.free
@@ -129,7 +128,7 @@ class TraceProblem:
                 values, vectors = np.linalg.eigh(scale[:, None] * block * scale)
                 at = slice(start + index * length, start + (index + 1) * length)
                 half[at, at] = vectors * np.sqrt(np.maximum(values, 0.0))
-        spectrum = eigvalsh(half.T @ self.G @ half)
+        spectrum = scipy.linalg.eigvalsh(half.T @ self.G @ half)
         return max(0.0, 1 - float(np.sqrt(np.maximum(spectrum, 0.0)).sum()) ** 2 / price / value)
 
 
@@ -263,10 +262,10 @@ class System:
 
 def _inverse(X: Array) -> Array | None:
     """X⁻¹ by Cholesky; None if X is not positive definite."""
-    factor, failed = dpotrf(X, lower=1)
+    factor, failed = scipy.linalg.lapack.dpotrf(X, lower=1)
     if failed:
         return None
-    half = np.tril(dpotri(factor, lower=1)[0])
+    half = np.tril(scipy.linalg.lapack.dpotri(factor, lower=1)[0])
     return np.asarray(half + np.tril(half, -1).T)
 
 

@@ -12,9 +12,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.linalg import toeplitz
-from scipy.signal import fftconvolve, lfilter
 
 from hush._internal.validate import positive_int
 
@@ -39,7 +38,7 @@ def product(left: Array, right: Array, steps: int) -> Array:
     """First `steps` coefficients of left(x)·right(x)."""
     left, right = left[:steps], right[:steps]
     small = min(len(left), len(right)) <= _RECURRENCE_LIMIT
-    full = np.convolve(left, right) if small else fftconvolve(left, right)
+    full = np.convolve(left, right) if small else scipy.signal.fftconvolve(left, right)
     return pad(full, steps)
 
 
@@ -47,7 +46,7 @@ def quotient(top: Array, bottom: Array, steps: int) -> Array:
     """First `steps` coefficients of top(x)/bottom(x); bottom[0] must not be zero."""
     bottom = bottom[:steps]
     if len(bottom) <= _RECURRENCE_LIMIT:
-        return np.asarray(lfilter([1.0], bottom, pad(top, steps)), dtype=np.float64)
+        return np.asarray(scipy.signal.lfilter([1.0], bottom, pad(top, steps)), dtype=np.float64)
     return product(top, reciprocal(bottom, steps), steps)
 
 
@@ -78,7 +77,7 @@ def binomial(exponent: float, base: float, steps: int) -> Array:
 
 def lower(coefficients: Array, steps: int) -> Array:
     """The T×T lower-triangular Toeplitz matrix with this first column."""
-    return np.asarray(toeplitz(pad(coefficients, steps), np.zeros(steps)), dtype=np.float64)
+    return np.asarray(scipy.linalg.toeplitz(pad(coefficients, steps), np.zeros(steps)), dtype=np.float64)
 
 
 def participations(steps: int, times: int, apart: int) -> int:

@@ -7,7 +7,7 @@ the fixed point v = diag((v^½ G v^½)^½), with objective Σv; any v gives the 
 from __future__ import annotations
 
 import numpy as np
-from scipy.linalg import eigh
+import scipy
 
 from hush.errors import HushError
 from hush.matrix_factorization.cache import cached
@@ -89,6 +89,6 @@ def _next(history: list[tuple[Array, Array]], x: Array, residual: Array) -> Arra
 def _scaled_root(G: Array, v: Array) -> Array:
     """(v^½ G v^½)^½ for a positive definite G."""
     half = np.sqrt(v)
-    values, vectors = eigh(half[:, None] * G * half)
+    values, vectors = scipy.linalg.eigh(half[:, None] * G * half)
     scaled = vectors * np.sqrt(np.sqrt(np.maximum(values, 0.0)))
     return np.asarray(scaled @ scaled.T)

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.signal import lfilter
+import scipy
 
 from hush._internal.validate import positive, positive_int
 from hush.errors import InvalidInputError
@@ -66,15 +66,15 @@ class Workload:
         rate = float(self.rates()[0])
         if self.momentum == 0:
             return np.asarray(rate * powers(self.decay, self.steps))
-        return np.asarray(rate * lfilter([1.0], [1.0, -self.decay], powers(self.momentum, self.steps)))
+        return np.asarray(rate * scipy.signal.lfilter([1.0], [1.0, -self.decay], powers(self.momentum, self.steps)))
 
     def accumulate(self, noise: Array) -> Array:
         """A @ noise for a (T, …) array, by the optimizer's own recurrence."""
         if len(noise) != self.steps:
             raise InvalidInputError(f"a workload of {self.steps} steps cannot accumulate {len(noise)} rows")
-        moments = lfilter([1.0], [1.0, -self.momentum], noise, axis=0) if self.momentum else noise
+        moments = scipy.signal.lfilter([1.0], [1.0, -self.momentum], noise, axis=0) if self.momentum else noise
         weighted = moments * self.rates().reshape(-1, *[1] * (noise.ndim - 1))
-        return np.asarray(lfilter([1.0], [1.0, -self.decay], weighted, axis=0), dtype=np.float64)
+        return np.asarray(scipy.signal.lfilter([1.0], [1.0, -self.decay], weighted, axis=0), dtype=np.float64)
 
     def matrix(self) -> Array:
         """A itself, T×T."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dp_accounting import dp_event
-
+from hush._internal.dp_event import dp_event
 from hush.accounting import accountant as accounting
 from hush.accounting import calibration
 from hush.errors import InvalidInputError

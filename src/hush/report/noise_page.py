@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from dp_accounting import dp_event
 from numpy.typing import NDArray
 
+from hush._internal.dp_event import dp_event
 from hush._internal.text import make_printable
 from hush.errors import HushError, InvalidInputError
 from hush.matrix_factorization import Dense, Diagonal

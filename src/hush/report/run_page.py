@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from dp_accounting import dp_event
 
+from hush._internal.dp_event import dp_event
 from hush._internal.text import make_printable
 from hush.accounting import events
 from hush.accounting.accountant import ADJACENCIES, default_accountant, epsilon

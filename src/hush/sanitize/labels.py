@@ -27,11 +27,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from dp_accounting import dp_event
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hush._internal import validate
+from hush._internal.dp_event import dp_event
 from hush._internal.tensors import Losses
 from hush.clipping import Claim
 from hush.data_release import ComposedRelease, DataRelease, ReleasedData, TrainingData, Values

@@ -31,10 +31,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from dp_accounting import dp_event
 from torch import Tensor, nn
 
 from hush._internal import validate
+from hush._internal.dp_event import dp_event
 from hush._internal.tensors import Losses, State, Sums
 from hush.accounting.noise_tails import Tails, grid
 from hush.clipping import Claim, PlainSum

@@ -31,9 +31,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from dp_accounting import dp_event
 from numpy.typing import ArrayLike, NDArray
 
+from hush._internal.dp_event import dp_event
 from hush._internal.validate import choice, positive, positive_int, probability
 from hush.accounting.accountant import ADJACENCIES, Adjacency
 from hush.accounting.calibration import smallest_sigma

@@ -32,9 +32,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from dp_accounting import dp_event
 from numpy.typing import ArrayLike
 
+from hush._internal.dp_event import dp_event
 from hush._internal.validate import positive, positive_int
 from hush.accounting.accountant import Adjacency
 from hush.accounting.accountant import epsilon as epsilon_of
