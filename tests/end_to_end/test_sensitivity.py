@@ -57,8 +57,6 @@ def cases() -> list[tuple[str, int, str]]:
 
 
 def is_quick(name: str, batch: int, kinked: str) -> bool:
-    if kinked == "hinge" and batch == 2:  # the example that comes and goes can lie on the flat side
-        return False
     return batch <= MODELS[name].largest and (batch <= 256 or not kinked or (name, kinked) == ("logistic", "residual"))
 
 
@@ -74,7 +72,9 @@ def test_every_shipped_model(name: str, batch: int, kinked: str) -> None:
         kinds = tuple(kind for kind in kinds if kind != "powers")
     moved = climb(stage, SEARCH, kinds)
     said(name, stage, moved)
-    assert 0.5 < moved <= 1.0  # the last example does count
+    assert moved <= 1.0
+    if (kinked, batch) != ("hinge", 2):  # there the last example can lie on the flat side
+        assert moved > 0.5  # the last example does count
 
 
 @pytest.mark.parametrize("kinked", KINKED)
