@@ -449,7 +449,8 @@ def find_rows(plan: Plan, model: nn.Module, source: Source, microbatch: int) -> 
     """The number of rows of a chunk that the cost model chooses, from public numbers."""
     if not is_rigorous(plan):
         return microbatch
-    shapes, random = [p.shape for p in model.parameters()], plan.sampler.participation.poisson_rate is not None
+    shapes, rate = [p.shape for p in model.parameters()], plan.sampler.participation.poisson_rate
+    random = rate is not None and rate < 1
     return choose_rows(shapes, take_nothing(source), _expected_batch(plan), microbatch, random=random)
 
 

@@ -164,19 +164,22 @@ def list_sizes(microbatch: int) -> tuple[int, ...]:
 
 
 def choose_rows(shapes: Iterable[Sequence[int]], content: Any, batch: float, microbatch: int, *, random: bool) -> int:
-    """The number of rows of a chunk with the least expected cost.
+    """The number of rows of a chunk with the least expected cost, at most what a batch needs.
 
     ``shapes`` are those of all parameters, frozen ones too; ``content`` is an empty batch, and ``batch`` its expected
     size, which varies if it is ``random``. The number of positions at which a row uses a weight is estimated from its
-    shape: its pixels, or its tokens."""
+    shape: its tokens, its pixels, or the positions in a parameter of shape (1, positions, width)."""
     shapes, rows = list(shapes), [tuple(t.shape[1:]) for t in tensors_of(content)]
     pixels = max((math.prod(row[1:]) for row in rows if len(row) > 1), default=1)
-    steps = max((row[0] for row in rows if len(row) in (1, 2) and row), default=1)
     words = any(not t.is_floating_point() and t.dim() == 2 for t in tensors_of(content))
+    tokens = max((row[0] for row in rows if len(row) in (1, 2) and row), default=1) if words else 0
+    widths = {shape[1] for shape in shapes if len(shape) == 2}
+    placed = [shape[1] for shape in shapes if len(shape) == 3 and shape[0] == 1 and shape[2] in widths]
+    tokens = max([tokens, *placed])
     each, fixed = PIXEL * pixels if any(len(shape) > 2 for shape in shapes) else 0.0, 0.0
+    linear, convolved = TOKEN * tokens if tokens else PRODUCT, CONVOLVED * max(1, pixels // 4)
     for shape in shapes:
-        fewer = TOKEN * steps if words else PRODUCT
-        each += (CONVOLVED * max(1, pixels // 4) if len(shape) > 2 else fewer) * math.prod(shape)
+        each += (convolved if len(shape) > 2 else linear) * math.prod(shape)
         fixed += CALL + WEIGHT * math.prod(shape)
 
     def cost(size: int) -> tuple[bool, float]:
@@ -184,7 +187,9 @@ def choose_rows(shapes: Iterable[Sequence[int]], content: Any, batch: float, mic
         count = _expect_chunks(batch, size) if random else max(1, -(-batch // size))
         return passes * chunk > CHECK, (STEPS * count + passes) * chunk
 
-    return min(list_sizes(microbatch), key=cost)
+    sizes, most = list_sizes(microbatch), batch + (4 * math.sqrt(batch) if random else 0)
+    enough = next((size for size in sizes if size >= most), sizes[-1])
+    return min((size for size in sizes if size <= enough), key=cost)
 
 
 def _expect_chunks(batch: float, size: int) -> float:
