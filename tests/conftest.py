@@ -109,4 +109,11 @@ def no_thread(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
     for module, name in ((_thread, "start_new_thread"), (threading, "_start_new_thread")):
         monkeypatch.setattr(module, name, start)
-    monkeypatch.setattr(threading.Event, "wait", lambda *given: pytest.fail("it would wait forever"))
+    wait, here = threading.Event.wait, threading.current_thread()
+
+    def refuse(event: threading.Event, timeout: float | None = None) -> bool:
+        if threading.current_thread() is here:
+            pytest.fail("it would wait forever")
+        return wait(event, timeout)  # a thread that another test left behind
+
+    monkeypatch.setattr(threading.Event, "wait", refuse)
