@@ -461,9 +461,15 @@ def find_rows(plan: Plan, model: nn.Module, source: Source, microbatch: int) -> 
     if not is_rigorous(plan):
         return microbatch
     shapes, rate = [p.shape for p in model.parameters()], plan.sampler.participation.poisson_rate
-    random = rate is not None and rate < 1
-    moving = plan.neighbours == "add-remove"
-    return choose_rows(shapes, take_nothing(source), _expected_batch(plan), microbatch, random=random, moving=moving)
+    return choose_rows(
+        shapes,
+        take_nothing(source),
+        _expected_batch(plan),
+        microbatch,
+        steps=plan.steps,
+        random=rate is not None and rate < 1,
+        moving=plan.neighbours == "add-remove",
+    )
 
 
 def _expected_batch(plan: Plan) -> float:

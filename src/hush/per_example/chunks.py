@@ -146,16 +146,14 @@ class Cut:
 
 # The cost model that chooses the number of rows of a chunk, in nanoseconds of one core. A chunk costs a call of every
 # layer and a pass over the weights, whatever it holds; a row costs its multiplications and its pixels. The check before
-# the first step counts too, in a run of `STEPS` steps. The choice depends on public shapes alone, and changes the speed
-# only.
+# the first step counts too. The choice depends on public numbers alone, and changes the speed only.
 CALL = 120_000.0  # one parameter of a model: the calls of its layer, forward, backward, norm and sum
 WEIGHT = 0.5  # one number of a parameter, read forward and backward
 PRODUCT = 0.075  # one multiplication of a row by a matrix
 TOKEN = 0.05  # the same for a token
 CONVOLVED = 0.003  # one multiplication in a convolution, by the estimate of its positions below, which is a large one
 PIXEL = 250.0  # one pixel of a row in all layers between convolutions
-STEPS = 500  # for which the time of the check and of the steps together is the least
-CHECK = 2e9  # longer checks are avoided where there are shorter ones
+CHECK, SHARE = 1e9, 0.01  # checks that take longer than this and a share of the steps are avoided if possible
 
 
 def list_sizes(microbatch: int) -> tuple[int, ...]:
@@ -164,9 +162,16 @@ def list_sizes(microbatch: int) -> tuple[int, ...]:
 
 
 def choose_rows(
-    shapes: Iterable[Sequence[int]], content: Any, batch: float, microbatch: int, *, random: bool, moving: bool
+    shapes: Iterable[Sequence[int]],
+    content: Any,
+    batch: float,
+    microbatch: int,
+    *,
+    steps: int,
+    random: bool,
+    moving: bool,
 ) -> int:
-    """The number of rows of a chunk with the least expected cost, at most what a batch needs.
+    """The number of rows of a chunk with the least expected cost of all steps, at most what a batch needs.
 
     ``shapes`` are those of all parameters, frozen ones too; ``content`` is an empty batch, and ``batch`` its expected
     size, which varies if it is ``random``; the check also compares positions if examples are ``moving``. The number of
@@ -187,8 +192,8 @@ def choose_rows(
 
     def cost(size: int) -> tuple[bool, float]:
         chunk, passes = fixed + size * each, _count_passes(size, moving)
-        count = _expect_chunks(batch, size) if random else max(1, -(-batch // size))
-        return passes * chunk > CHECK, (STEPS * count + passes) * chunk
+        trained = steps * (_expect_chunks(batch, size) if random else max(1, -(-batch // size)))
+        return passes * chunk > CHECK + SHARE * trained * chunk, (trained + passes) * chunk
 
     sizes, most = list_sizes(microbatch), batch + (4 * math.sqrt(batch) if random else 0)
     enough = next((size for size in sizes if size >= most), sizes[-1])

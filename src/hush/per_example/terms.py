@@ -43,7 +43,7 @@ from hush.per_example.rounding import (
 HOLD = 1.5  # b: write, and read twice, one number of a materialized gradient
 GRAM = 0.040  # c: one multiplication in a small product
 ENTRY = 1.0  # d: one entry of the two Gram matrices
-ROOM = 1.5  # a gradient is materialized only up to this many times the size of its factors
+ROOM = 2.0  # a gradient is materialized only up to this many times the size of its factors
 CHUNK = 1 << 18  # size of one temporary of a norm: a megabyte stays in the second-level cache
 DOUBLES = 1 << 17  # size of one factor of a product in double precision
 SHALLOWEST, DEEPEST = 64, 1024  # positions that such a product sums
