@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 import hush
 from hush.checkpointing import Checkpoints
-from hush.errors import InvalidInputError, ResumeError
+from hush.errors import InvalidInputError, ResumeError, RunStateError
 from hush.ledger.book import Ledger
 from hush.training import plan_for_data, take_steps
 
@@ -170,3 +170,30 @@ def test_checkpoints_come_after_whole_numbers_of_steps(tmp_path: Path, every: fl
         next(take_steps(run, checkpoints=kept, every=every))  # type: ignore[arg-type]
     assert run.next == 0
     kept.close()
+
+
+def test_a_ledger_object_counts_the_run_it_was_given_to(tmp_path: Path) -> None:
+    ledger = hush.Ledger(tmp_path / "spend.jsonl")
+    result = hush.train(network(), losses, (X, Y), **SETTINGS, ledger=ledger, dataset="patients")
+    assert ledger.total("patients", delta=result.guarantee.delta).epsilon >= 0.99 * result.guarantee.epsilon
+
+
+def test_a_run_that_was_released_or_closed_takes_no_step(tmp_path: Path) -> None:
+    plan = hush.make_plan("dp-sgd", examples=300, batch_size=60, epochs=2, epsilon=3, lr=0.5)
+    run = hush.start(plan, network(), losses, (X, Y), directory=tmp_path / "run")
+    run.step()
+    with pytest.raises(InvalidInputError):
+        run.release(model=network())
+    run.close()
+    again = hush.start(plan, network(), losses, (X, Y), directory=tmp_path / "run", resume=True)
+    assert again.next == 1  # closing wrote a checkpoint
+    with pytest.raises(RunStateError):
+        run.step()
+    again.step()
+    again.release()
+    kept = sorted(path.name for path in (tmp_path / "run" / "private").iterdir())
+    with pytest.raises(RunStateError):
+        again.step()
+    run.close()
+    assert sorted(path.name for path in (tmp_path / "run" / "private").iterdir()) == kept
+    assert "secret.jsonl" not in kept

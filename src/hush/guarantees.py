@@ -55,6 +55,10 @@ if TYPE_CHECKING:
 # | reshuffled every epoch        | restarted within every epoch | epochs × Gaussian(σ)                           |
 # | cyclic Poisson, w groups      | at most w bands              | ⌈T/w⌉ × PoissonSampled(q, Gaussian(σ))         |
 #
+# A bound of one step holds for any parameters, so steps compose although each depends on what earlier ones released.
+# With the rows of G the sums of all steps, Z independent normal numbers and M = C⁻¹, correlated noise releases
+# G + σMZ = M(CG + σZ), which is computed from CG + σZ alone: one example moves CG by at most sens(C).
+#
 # Poisson batches are analysed under add-remove, or under zero-out if the number of examples N is public, as it is when
 # q = L/N was computed from N counted in the data. Both have the same event: with q fixed, a step without the example
 # and a step in which its contribution is zero sample the other examples in the same way and release the same
@@ -249,7 +253,7 @@ def check_claims(plan: Plan) -> None:
     if not isinstance(query, Query):
         raise InvalidInputError(
             f"{type(query).__name__} is not a query: implement every method of hush.clipping.Query; `claims` of a "
-            "plain sum returns BY_TABLE"
+            "plain sum returns PLAIN_SUM"
         )
     own = _own_claims(plan, plan.steps)
     if own is None:
@@ -582,10 +586,10 @@ def make_card(
 
 
 def _check_metrics(metrics: Mapping[str, Any], stated: Collection[str]) -> Mapping[str, Any]:
-    """Raise if figures would replace an entry of the card."""
+    """Raise if metrics would replace an entry of the card."""
     taken = sorted(name for name in metrics if name in stated or name in LATER)
     if taken:
-        raise InvalidInputError(f"figures cannot have the name '{taken[0]}', which the privacy card uses: rename it")
+        raise InvalidInputError(f"metrics cannot have the name '{taken[0]}', which the privacy card uses: rename it")
     return metrics
 
 

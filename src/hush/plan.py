@@ -80,7 +80,7 @@ from hush.randomness import Secret, count_pairs
 from hush.run import Run, count_coordinates
 from hush.sampling import Sampler
 
-RESERVED = (10**9, 10**8, 10**7, 10**6)  # pairs of numbers of noise for which σ is calibrated, the most that fits
+RESERVED = (10**9, 10**8, 10**7, 10**6)  # pairs of noise numbers in a run: the first that δ allows enters σ
 RESERVED_SHARE = 0.02  # of δ, for their finite precision
 LEAST = 0.9  # share of the declared number of examples; with fewer, batches are much smaller than the plan's divisor
 
@@ -217,8 +217,8 @@ class Plan:
         """Where the noise of a run with ``coordinates`` numbers per channel is truncated; Z has one row per draw. None
         without Gaussian noise.
 
-        If the whole run is one Gaussian (`hush.guarantees`), one example moves all steps together by at most one. A
-        query with private state also moves steps that the example is not part of."""
+        If the whole run is one Gaussian (`hush.guarantees`), one example moves all steps together by at most the bound
+        of one step. A query with private state also moves steps that the example is not part of."""
         if self.trains_on is not None:
             return self.trains_on.find_tails(self.sigma, coordinates)
         if not self.adds_noise:
@@ -342,7 +342,7 @@ class Plan:
             noise=noise.build(steps) if isinstance(noise, NoiseFactory) else noise,
             optimizer=bind_steps(optimizer, steps),
             sigma=1.0,
-            divisor=sampler.expected_batch if divisor is None else divisor,  # type: ignore[attr-defined]
+            divisor=_expected_batch(sampler) if divisor is None else divisor,
             steps=steps,
             delta=delta,
             **settings,
@@ -571,3 +571,12 @@ def _list_data_conditions(data: Any, rows: Source, unit: str) -> list[str]:
     if is_made_by_user_code(rows):
         found += [say_own_data(unit), SHAPE]
     return found if unit == "example" else [*found, say_own_data(unit)]
+
+
+def _expected_batch(sampler: Sampler) -> float:
+    expected = getattr(sampler, "expected_batch", None)
+    if expected is None:
+        raise InvalidInputError(
+            f"{type(sampler).__name__} has no expected_batch: give divisor, the public number that sums are divided by"
+        )
+    return float(expected)

@@ -1,6 +1,6 @@
 """A run: one plan on one dataset with one secret, taken step by step.
 
-    data ─ sampler ─ batch ─ query (per-example gradients, clipped, summed) ─(+)─ rule ─ parameters
+    data ─ sampler ─ batch ─ query (per-example gradients, clipped, summed) ─(+)─ optimizer ─ parameters
                                                              noise ──────────┘
 
 >>> import torch, hush
@@ -95,6 +95,7 @@ class Run:
         self._after_step: list[Callable[[Record], None]] = [] if trained is None else [*trained.after_step]
         self._private_folder: Path | None = None
         self.directory: RunDirectory | None = None  # set by `hush.start`
+        self._closed = ""  # why the run takes no more steps
         self._charge: Callable[[], None] | None = None
         self._charged = False
         self._noise_guard: NoiseReuseGuard | None = None
@@ -189,8 +190,16 @@ class Run:
         self._after_step.append(call)
 
     def close(self) -> None:
-        """Close the run directory, so that another process can resume the run."""
-        if self.directory is not None:
+        """Write a checkpoint and unlock the run directory, so that the run can be resumed; take no more steps.
+
+        A run without a directory is only in memory, and stays open."""
+        if self.directory is None:
+            return
+        try:
+            if not self._closed and self.next < self.plan.steps:
+                self.directory.save_if_whole(self)
+        finally:
+            self._closed = self._closed or "was closed: resume it with hush.start(…, resume=True)"
             self.directory.close()
 
     def _step(self, batch: Batch) -> Record:
@@ -277,7 +286,7 @@ class Run:
         return self._secret
 
     def charged_by(self, charge: Callable[[], None]) -> None:
-        """Call ``charge()`` once before the next noisy value, and again after `renew` or `restore`.
+        """Call ``charge()`` once before the next noisy value, and again after `use_fresh_secret` or `restore`.
 
         It enters the plan in a ledger, or raises."""
         self._charge, self._charged = charge, False
@@ -288,9 +297,9 @@ class Run:
             self._charge()
             self._charged = True
 
-    def guard_noise(self, witness: NoiseReuseGuard) -> None:
-        """Call ``witness.meets(sums)`` before noise is drawn, and ``witness.releasing()`` before a release."""
-        self._noise_guard = witness if self.plan.has_guarantee else None
+    def guard_noise(self, guard: NoiseReuseGuard) -> None:
+        """Call ``guard.allows(sums)`` before noise is drawn, and ``guard.before_release()`` before a release."""
+        self._noise_guard = guard if self.plan.has_guarantee else None
 
     def use_fresh_secret(self) -> None:
         """Take the remaining steps with a fresh secret: new sampling and noise, the same fixed batches.
@@ -347,15 +356,17 @@ class Run:
     ) -> Path:
         """Write the release, the folder that may be published: weights, description and privacy card.
 
-        Only process 0 writes.
+        Only process 0 writes. Without ``directory`` the release is that of the run directory, and the run ends: its
+        secret is deleted, and it takes no more steps.
 
         Args:
-            description: how the network is built and what its inputs are
-                (`hush.datasets.problem.Problem.describe`). Without it, load the weights with
-                ``hush.load(directory, model=…)``.
+            description: what the model predicts and what its inputs are, for `hush.predict` and `hush.export`:
+                ``hush.Description("classification", classes=("no", "yes"), inputs=hush.Inputs("arrays", (20,)))`` for
+                rows of 20 numbers. Without it, load the weights with ``hush.load(directory, model=…)`` and call the
+                model.
             overwrite: replace an existing release, as a whole.
             dataset: name of the data on the card and its page.
-            figures: entries for the card (`hush.guarantees.make_card`).
+            metrics: entries for the card (`hush.guarantees.make_card`).
             model: written in place of the trained model. It must be computed from the trained model and released
                 values only, for example with outputs for the released classes.
         """
@@ -365,7 +376,14 @@ class Run:
         if directory is None:
             if self.directory is None:
                 raise InvalidInputError("this run has no directory: give the folder of the release")
-            return self.directory.publish(self, description=description, dataset=dataset, metrics=metrics)
+            if model is not None or overwrite:
+                raise InvalidInputError(
+                    "the release of the run directory is of the trained model, and replaces nothing: give another "
+                    "folder for it, run.release(folder, …), or leave out model and overwrite"
+                )
+            path = self.directory.publish(self, description=description, dataset=dataset, metrics=metrics)
+            self._closed = "was released, and its secret is deleted: start a new run in another directory"
+            return path
         if self.ranks.rank:
             return Path(directory)
         check_room(Path(directory), overwrite=overwrite)
@@ -497,6 +515,8 @@ class Run:
                 "this batch was not drawn by this run, so the guarantee does not cover it: take batches from "
                 "run.batches()"
             )
+        if self._closed:
+            raise RunStateError(f"this run {self._closed}")
         if batch.step != self.next:
             raise RunStateError(
                 f"batch {batch.step} is out of order: the run is at step {self.next} of {self.plan.steps}"

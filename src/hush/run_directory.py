@@ -450,7 +450,9 @@ class RunDirectory:
         if self.account is None:
             return None
         ledger, dataset = self.account.ledger, self.account.dataset
-        total = ledger.total(dataset) if ledger.budget(dataset) else self.account.total()
+        total = self.account.total()
+        with ledger.as_read():
+            total = ledger.total(dataset) if ledger.budget(dataset) else total
         return {
             "path": str(ledger.path),
             "dataset": dataset,

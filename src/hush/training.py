@@ -66,7 +66,7 @@ from hush.run_directory import RunDirectory, open_run_directory
 if TYPE_CHECKING:
     from hush.datasets.problem import Problem
 
-BATCH_SIZE, EPOCHS = 256, 20
+BATCH_SIZE = 256
 FIGURES, NOTES = "figures.json", "columns.json"  # in the private part of a run: exact metrics, counts of empty cells
 MEMORY_ONLY = "the trained model is not saved, and training it again costs the same ε again: give directory="
 _log = logging.getLogger("hush")
@@ -127,7 +127,13 @@ def train(
         data: tensors, arrays, a map-style Dataset or a DataLoader. The examples are counted; the guarantee has the
             condition that their number is public.
         method: one of ``hush methods``; further ``options`` are those of `hush.make_plan` and of the method.
-        epochs, steps: how long to train; 20 epochs unless one of them is given.
+        delta: the probability with which ε may not hold; below one over the number of examples.
+        epochs, steps: how long to train; by default 30 epochs, or what suits the method.
+        batch_size: the expected number of examples in a batch, 256 by default.
+        lr, clip: the learning rate and the clip norm.
+        optimizer: by default that of the method; else one of `hush.optimizers`, or a factory of a torch optimizer.
+        scheduler: a learning rate by step (`hush.optimizers`).
+        sampling: how batches are drawn, by its name in `hush.make_plan`; by default what suits the method.
         groups: one value per row: all rows of one value are one privacy unit, called ``unit`` in the guarantee.
         directory: the run directory. It holds checkpoints and private logs, and ``directory/release``, which may be
             published. A directory that holds a run raises `ResumeError` unless ``resume`` is set; a finished run is
@@ -180,8 +186,6 @@ def train(
     try:
         _take_with_progress(run, per_epoch, on_epoch)
     except BaseException:
-        if run.directory is not None and run.next < plan.steps:
-            run.directory.save_if_whole(run)
         run.close()
         raise
     model.eval()
@@ -211,13 +215,15 @@ def plan_for_data(
     rows = as_source(data)
     examples = len(rows if groups is None else Units.of(rows, groups, rows_per_unit))
     named = "group" if groups is not None and unit == "example" else unit
+    if settings.get("delta", 0.0) >= 1 / max(1, examples):
+        _log.warning("%s", validate.describe_large_delta(settings["delta"], examples))
     if "clip" in list_options(find(method)):
         settings["clip"] = clip
     return make_plan(
         method,
         examples=examples,
         counted=True,
-        epochs=EPOCHS if epochs is None and steps is None else epochs,
+        epochs=epochs,
         steps=steps,
         batch_size=min(BATCH_SIZE, examples) if batch_size is None else batch_size,
         unit=named,

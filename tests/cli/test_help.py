@@ -13,8 +13,8 @@ from hush._internal.imports import DISTRIBUTION, read_own_version, read_versions
 from hush._internal.noise_kernel import describe
 from hush._internal.settings import list_settings
 from hush._internal.text import SYNONYMS, translate
+from hush._internal.validate import suggest_delta
 from hush.cli import app, main
-from hush.cli.prepare import suggest_delta
 from hush.errors import InvalidInputError, nearest
 from hush.methods import PlanConfig, catalogue, find, make_plan, options, purpose
 

@@ -184,3 +184,29 @@ class TestTurns:
         text = path.read_text()
         assert ('"epsilon": 1.0' in text) >= ("ours" in done)
         assert ('"epsilon": 9.0' in text) >= ("theirs" in done)
+
+
+def test_a_ledger_object_sees_what_others_append(tmp_path: Path) -> None:
+    one, other = Ledger(tmp_path / "spend.jsonl"), Ledger(tmp_path / "spend.jsonl", write=False)
+    assert one.total("patients").epsilon == 0
+    Ledger(tmp_path / "spend.jsonl").add("patients", 1.0, 1e-6, run="another process")
+    for ledger in (one, other):
+        assert ledger.total("patients").epsilon >= 1
+        assert list(ledger.spends("patients")) == ["another process"]
+        assert ledger.datasets() == ["patients"]
+
+
+def test_a_total_of_unknown_data_is_refused(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "spend.jsonl")
+    ledger.add("patients", 1.0, 1e-6, run="one")
+    with pytest.raises(InvalidInputError, match="patiens"):
+        ledger.total("patiens")
+    assert ledger.total(" Patients").epsilon >= 1
+
+
+def test_a_ledger_that_is_read_writes_nothing(tmp_path: Path) -> None:
+    Ledger(tmp_path / "spend.jsonl").add("patients", 1.0, 1e-6, run="one")
+    before = (tmp_path / "spend.jsonl").read_bytes()
+    with pytest.raises(InvalidInputError):
+        Ledger(tmp_path / "spend.jsonl", write=False).budget("patients", epsilon=9)
+    assert (tmp_path / "spend.jsonl").read_bytes() == before

@@ -90,3 +90,13 @@ def choice(known: Collection[str], **values: str) -> None:
     for name, value in values.items():
         if not isinstance(value, str) or value not in known:
             raise InvalidInputError(f"unknown {name.replace('_', ' ')} '{value}': {nearest(str(value), known)}")
+
+
+def suggest_delta(examples: int) -> float:
+    """The largest power of ten that is at most 1/(10 N)."""
+    return float(f"1e-{len(str(10 * examples - 1))}")
+
+
+def describe_large_delta(delta: float, examples: int) -> str:
+    """Why a δ of 1/N or more is too large."""
+    return f"δ = {delta:g} is not below 1/N = {1 / examples:.2g}, so it permits releasing a whole record"

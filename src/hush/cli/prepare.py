@@ -142,8 +142,8 @@ def check_delta(delta: float, examples: int, *, accepted: bool) -> None:
         warn_delta(delta, examples)
         return
     raise InvalidInputError(
-        f"{_describe_large_delta(delta, examples)}: give --delta {suggest_delta(examples):g}, or --accept-delta if you "
-        "intend this"
+        f"{validate.describe_large_delta(delta, examples)}: give --delta {validate.suggest_delta(examples):g}, or "
+        "--accept-delta if you intend this"
     )
 
 
@@ -157,16 +157,9 @@ def check_delta_range(delta: float, *, accepted: bool) -> None:
 def warn_delta(delta: float, examples: int) -> None:
     """Warn if δ is 1/N or more."""
     if delta >= 1 / examples:
-        say(f"warning: {_describe_large_delta(delta, examples)}; {suggest_delta(examples):g} would not")
-
-
-def suggest_delta(examples: int) -> float:
-    """The largest power of ten that is at most 1/(10 N)."""
-    return float(f"1e-{len(str(10 * examples - 1))}")
-
-
-def _describe_large_delta(delta: float, examples: int) -> str:
-    return f"δ = {delta:g} is not below 1/N = {1 / examples:.2g}, so it permits releasing a whole record"
+        say(
+            f"warning: {validate.describe_large_delta(delta, examples)}; {validate.suggest_delta(examples):g} would not"
+        )
 
 
 def fit_batch(given: Same, examples: int) -> Same:

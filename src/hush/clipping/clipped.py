@@ -30,7 +30,7 @@ from hush.sampling import Participation
 ClipMode = Literal["plain", "normalised", "automatic"]
 CLIP_MODES = ("plain", "normalised", "automatic")
 SMALLEST, LARGEST = 1e-15, 1e15  # range of clips: float32 products neither vanish nor overflow
-ROUNDED_UP = 1 + 2.0**-36  # a norm of up to 100 000 parameters, summed in double precision, and the division by it
+ROUNDED_UP = 1 + 2.0**-36  # covers the double precision sum over up to 100 000 tensors of parameters, and the division
 STABILITY = 0.01  # γ of automatic clipping: limits the scaling of a vanishing gradient; the paper's default
 
 

@@ -71,6 +71,7 @@ class Ledger:
     def __init__(self, path: str | Path, *, create: bool = True, write: bool = True) -> None:
         """Open it, or make a new one; ``write=False`` only looks, and needs no permission to write."""
         self._chain = Chain(Path(path))
+        self._writes, self._is_current = write, False
         self._spends: dict[tuple[str, str], Spend] = {}
         self._budgets: dict[str, list[tuple[int, Budget]]] = {}
         self._caps: dict[str, dict[str, int]] = {}
@@ -89,7 +90,7 @@ class Ledger:
 
     @property
     def path(self) -> Path:
-        """Where it lies."""
+        """The file."""
         return self._chain.path
 
     @property
@@ -101,16 +102,35 @@ class Ledger:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Read what other processes appended, and keep them waiting meanwhile."""
-        with self._chain.locked(create=False):
+        if not self._writes:
+            raise InvalidInputError(f"the ledger '{self.path}' was opened for reading: open it without write=False")
+        with self._chain.locked(create=False), self.as_read():
             self._index()
             yield
 
+    @contextmanager
+    def as_read(self) -> Iterator[None]:
+        """Within it, methods that read do not look for what others appended since."""
+        before, self._is_current = self._is_current, True
+        try:
+            yield
+        finally:
+            self._is_current = before
+
+    def _read_new(self) -> None:
+        """Read what others appended: another process, or another `Ledger` of the same file."""
+        if not self._is_current:
+            with self._chain.locked(create=False, write=False):
+                self._index()
+
     def datasets(self) -> list[str]:
         """Every dataset that has an entry, as it was first written."""
+        self._read_new()
         return sorted(self._names.values())
 
     def known_as(self, dataset: str) -> str:
         """The name of a dataset in this ledger, whatever its case and spaces; a new name is returned unchanged."""
+        self._read_new()
         return self._names.get(fold_name(dataset), dataset)
 
     def check_known(self, dataset: str, *, new: bool = False) -> str:
@@ -126,6 +146,7 @@ class Ledger:
 
     def spends(self, dataset: str = DATASET) -> dict[str, Spend]:
         """By run: what it was charged on this dataset."""
+        self._read_new()
         folded = fold_name(dataset)
         return {run: spend for (name, run), spend in self._spends.items() if name == folded}
 
@@ -135,11 +156,13 @@ class Ledger:
         """The budget that was set last, after setting it to (ε, δ) where an ε is given (`set_budget`)."""
         if epsilon is not None:
             self.set_budget(dataset, epsilon, delta, scope=None if unit is None else Scope(unit))
+        self._read_new()
         found = self._budgets.get(fold_name(dataset))
         return found[-1][1] if found else None
 
     def caps(self, dataset: str = DATASET) -> Caps:
         """By unit: how many rows one has at most, as was declared last."""
+        self._read_new()
         return self._caps.get(fold_name(dataset), {})
 
     def scope(self, dataset: str = DATASET) -> Scope:
@@ -165,11 +188,17 @@ class Ledger:
         """What is proven about everything spent on a dataset, however its runs stopped.
 
         At the given δ, else at the budget's, else at one that suits the spends; for whole examples of the given unit,
-        for the given scope, else for the dataset's. It never fails: where nothing is proven its ε is ∞.
+        for the given scope, else for the dataset's. Where nothing is proven its ε is ∞. A name that the ledger does not
+        have is refused if it has others.
         """
         scope = Scope(unit) if unit is not None and scope is None else scope
-        spent = [spend.cost for spend in self.spends(dataset).values()]
-        return self.add_up(dataset, spent, self._delta(dataset, delta), scope)
+        known = self.datasets()
+        with self.as_read():
+            if known and self.known_as(dataset) not in known:
+                there = ", ".join(map(repr, known))
+                raise InvalidInputError(f"the ledger '{self.path}' has no dataset '{dataset}': it has {there}")
+            spent = [spend.cost for spend in self.spends(dataset).values()]
+            return self.add_up(dataset, spent, self._delta(dataset, delta), scope)
 
     def add_up(self, dataset: str, costs: list[Cost], delta: float | None, scope: Scope | None = None) -> Total:
         """The total of these costs, in the given scope or the dataset's, with what was declared about its units."""

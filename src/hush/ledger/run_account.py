@@ -214,8 +214,12 @@ class RunAccount:
         A ledger that cannot be read any more does not stop a release: then it is the total that was read last."""
         with suppress(HushError, OSError), self.ledger.turn():
             pass
-        own = self.ledger.spends(self.dataset).get(self._name)
-        return self.ledger.total(self.dataset, scope=None if own is None else own.cost.scope)
+        with self.ledger.as_read():
+            spent = self.ledger.spends(self.dataset)
+            if not spent and not self.ledger.budget(self.dataset):
+                return self.ledger.add_up(self.dataset, [], None)
+            own = spent.get(self._name)
+            return self.ledger.total(self.dataset, scope=None if own is None else own.cost.scope)
 
     @property
     def _account(self) -> Account:

@@ -3,10 +3,10 @@
 A floating-point sum can reveal its terms: where a value and its noise nearly cancel, the result is finer than the
 noise, and its last bits are those of the value (Mironov 2012, "On significance of the least significant bits for
 differential privacy"). Noise is therefore drawn and added in float64, and the noisy value is rounded to a public grid
-of at most 1/64 of its noise. Every point of the grid then has the probability that the Gaussian gives it, to 4e-12 of
-it within 5.7 standard deviations of the value, and less exactly from there to 10.2, where the draws end;
-`hush.accounting.noise_precision` derives what that costs. Everything after the grid is post-processing. The rounding
-adds at most 2e-5 to the noise's variance.
+of at most 1/64 of its noise. Every point of the grid then has the probability that the Gaussian gives it: with a
+relative error below 4e-12 within 5.7 standard deviations of the value, and with a larger one from there to 10.2, where
+the draws end. `hush.accounting.noise_precision` derives what that costs. Everything after the grid is post-processing.
+The rounding adds at most 2e-5 to the noise's variance.
 """
 
 from __future__ import annotations

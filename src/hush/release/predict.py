@@ -209,5 +209,7 @@ def evaluate(
     0.91
 
     The figures are exact and not covered by ε: keep them to yourself unless the rows are public."""
+    if not isinstance(path, (str, Path)):
+        raise InvalidInputError("evaluate reads the rows and their labels from a file: give its path")
     model = release if isinstance(release, ReleasedModel) else load(release, trust_code=trust_code)
     return judge_file(model, Path(path))

@@ -12,7 +12,7 @@ from hush._internal import validate
 
 
 class ParticipationKind:
-    """Properties that differ between the kinds; the defaults are those of batches with coins or fixed groups."""
+    """Properties that differ between the kinds; the defaults fit batches drawn by coins, and fixed groups."""
 
     @property
     def poisson_rate(self) -> float | None:

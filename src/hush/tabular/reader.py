@@ -327,7 +327,11 @@ def _read_header(file: IO[str], path: Path) -> tuple[list[str], str]:
 def _header(names: list[str], path: Path) -> list[str]:
     names = [name.strip() for name in names]
     if not names or not all(names):
-        raise InvalidInputError(f"the first line of '{path}' must name every column")
+        where = names.index("") + 1 if names else 1
+        raise InvalidInputError(
+            f"the first line of '{path}' must name every column, and column {where} has no name (with pandas, write "
+            "the file by to_csv(…, index=False))"
+        )
     _check_count(len(names), path)
     name, count = Counter(names).most_common(1)[0]
     if count > 1:
