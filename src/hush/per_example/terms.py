@@ -37,7 +37,8 @@ from hush.per_example.rounding import (
 # positions, in nanoseconds of one core. Materializing the gradient costs P·in·out·a + in·out·b (compute, store, read
 # for the norm and read for the sum); comparing positions costs P²·(in + out)·c + P²·d for the norm (two Gram matrices),
 # and for the sum the gradients once more, a few at a time (P·in·out·a and a little), or with few positions a double
-# precision product (2·P·in·out·a). So products are left out of the comparison. If materializing takes too much memory, only the norm is chosen: Gram matrices, or the gradients of a few examples at a time.
+# precision product (2·P·in·out·a). So products are left out of the comparison. If materializing takes too much memory,
+# only the norm is chosen: Gram matrices, or the gradients of a few examples at a time.
 # benchmarks/layer_costs.py measures the ways for the convolutions of the benchmark models and prints the choice.
 HOLD = 1.5  # b: write, and read twice, one number of a materialized gradient
 GRAM = 0.040  # c: one multiplication in a small product
