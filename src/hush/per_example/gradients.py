@@ -20,13 +20,12 @@ from torch import Tensor, nn
 from hush._internal.tensors import Losses, trainable
 from hush._internal.validate import choice
 from hush.data_source import to_each
-from hush.errors import InvalidInputError, UnsupportedModelError
+from hush.errors import ExamplesNotIndependent, InvalidInputError, UnsupportedModelError
 from hush.per_example.augmentation import Augmented, Point, average_rows, read_batch_size
 from hush.per_example.bookkeeping import record_book_keeping
 from hush.per_example.engine import (
     CheckedLosses,
     EngineChoice,
-    ExamplesNotIndependent,
     SpotChecks,
     compute_one_by_one,
     reads_by_torch_func,
