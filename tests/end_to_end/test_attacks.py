@@ -19,7 +19,6 @@ from hush.clipping import Clipping
 from hush.errors import DataError, ExamplesNotIndependent
 from hush.per_example.augmentation import Augmented
 from hush.per_example.gradients import per_example_gradients
-from replay import sensitivities
 
 pytestmark = pytest.mark.full_start_check
 
