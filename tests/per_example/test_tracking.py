@@ -50,6 +50,12 @@ RULES = {
         [numbers(2, 5, 3)],
         {},
     ),
+    "einsum, any dimensions": (
+        lambda x, w: torch.einsum("... i, io -> ... o", x, w) * 1,
+        numbers(N, 3, 5),
+        [numbers(5, 2)],
+        {},
+    ),
     "learned mask": (
         lambda x, mask: F.scaled_dot_product_attention(x, x, x, mask) * 1,
         numbers(N, 2, 3, 5),

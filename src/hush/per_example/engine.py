@@ -270,7 +270,11 @@ def _judge_few(case: EngineComparison, book: Book, rewind: Any, *, last: bool = 
     except Exception as error:  # an error of the user's code is raised again by the reference below
         if not last:
             raise
-        trouble = f"book-keeping stopped with {type(error).__name__}"
+        first = str(error).partition("\n")[0][:200]
+        trouble = (
+            f"with tracked parameters it raises {type(error).__name__} ('{first}'): use layers of torch.nn, and pass "
+            "parameters to operations of torch only"
+        )
     random = rewind()
     alone = case.record_alone()
     theirs, engine = alone.tape, alone.engine

@@ -41,7 +41,11 @@ MIXED = (
     "statistics of a batch), so clipping one example bounds nothing: let the model and the loss treat every example "
     "separately, or train with the method 'sgd', which has no privacy and no ε"
 )
-MISSED = "a part of its gradients goes past the book-keeping rules"
+MISSED = (
+    "a part of its gradients goes past the book-keeping rules (through an autograd.Function, a weight that is used "
+    "outside of its module, or examples in another dimension than the first): use operations of torch, the module's own "
+    "weights, and examples first"
+)
 
 Book = Callable[[Any, int, Sequence[Point]], PerExampleGradients]
 """Book-keeping of one model and loss; takes content, number of examples, points."""
