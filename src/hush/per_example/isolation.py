@@ -43,8 +43,8 @@ MIXED = (
 )
 MISSED = (
     "a part of its gradients goes past the book-keeping rules (through an autograd.Function, a weight that is used "
-    "outside of its module, or examples in another dimension than the first): use operations of torch, the module's own "
-    "weights, and examples first"
+    "outside of its module, or examples in another dimension than the first): use operations of torch, a module's own "
+    "weights, and put the examples first"
 )
 
 Book = Callable[[Any, int, Sequence[Point]], PerExampleGradients]
