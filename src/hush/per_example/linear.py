@@ -208,6 +208,13 @@ def expand(parameter: TrackedParameter, *sizes: Any) -> Tensor:
     return expand_per_example(like, parameter).expand(shape)
 
 
+@handles(Tensor.expand_as)
+def expand_as(parameter: TrackedParameter, other: Tensor) -> Tensor:
+    """A copy for every example of the other tensor."""
+    out: Tensor = expand(parameter, *other.shape)
+    return out
+
+
 class _Matmul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, x: Tensor, weight: Tensor, bias: Any, entries: Any) -> Tensor:
