@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 SEPARATE = "the model and its loss treat every example separately (checked at {} of {} steps)"
 FORGETFUL = "the model and its loss keep nothing of one example for another"
 EMPTY_PLACE = 2**40  # the number of the row that is empty in every chunk of a model that reads values
+KEPT = 2**25 - 2**16  # bytes: glibc counts blocks of up to 32 MiB, with what it adds to them
 EXTREMES = (1.0, 0.0, 1e4, 1e-40, math.nan, math.inf)  # factors for random inputs whose reads are compared
 
 
@@ -147,6 +148,7 @@ class Aggregator:
         if self._started or self._untouched is None or not self._plan.adds_noise:
             return
         self.check_threads()
+        keep_freed_memory()
         with self._untouched.during_forward(complete=True), self._kernels(), self._keeping_parts():
             found = self.check_start(public)
         self.checked, self._started = self.checked or found, True
@@ -440,6 +442,15 @@ def _is_any(ranks: ProcessGroup, flag: bool) -> bool:
     return bool(ranks.all_reduce({"flag": {"": torch.tensor([float(flag)], dtype=torch.float64)}})["flag"][""].item())
 
 
+def keep_freed_memory() -> None:
+    """Let the C library keep the memory of a chunk's tensors for the next chunk.
+
+    glibc returns a freed block to the system if it is larger than every block that was freed before (mallopt(3),
+    M_MMAP_THRESHOLD), and the top of the heap if twice as much is free. Every chunk would then fault in and clear its
+    pages again: up to a quarter of a step. Freeing one block of the largest size that counts prevents it."""
+    torch.empty(KEPT, dtype=torch.uint8)
+
+
 def is_rigorous(plan: Plan) -> bool:
     """Whether sums are computed in rigorous arithmetic: only where noise is added to them."""
     return plan.adds_noise and plan.arithmetic == "rigorous"
@@ -451,7 +462,8 @@ def find_rows(plan: Plan, model: nn.Module, source: Source, microbatch: int) -> 
         return microbatch
     shapes, rate = [p.shape for p in model.parameters()], plan.sampler.participation.poisson_rate
     random = rate is not None and rate < 1
-    return choose_rows(shapes, take_nothing(source), _expected_batch(plan), microbatch, random=random)
+    moving = plan.neighbours == "add-remove"
+    return choose_rows(shapes, take_nothing(source), _expected_batch(plan), microbatch, random=random, moving=moving)
 
 
 def _expected_batch(plan: Plan) -> float:

@@ -172,9 +172,10 @@ def test_an_example_in_an_empty_batch(kinked: str) -> None:
         "dp-sgd", examples=n, batch_size=1, sample_rate=0.05, steps=1, noise_multiplier=1.0, clip=CLIP, lr=1.0
     )
     stage = Stage(shipped, 1, plan=plan, kinked=kinked, alone=True)
-    moved = stage.moved(neighbours(stage.fresh(0), "plain"))
+    moved = [stage.moved(neighbours(stage.fresh(seed), "plain")) for seed in range(16)]
     assert len(stage.run.batch(0).indices) == 0
-    assert 0.5 < moved <= 1.0
+    assert max(moved) <= 1.0
+    assert max(moved) > 0.5  # of a hinge about half of them: the others lie on its flat side
 
 
 class Curved(nn.Module):

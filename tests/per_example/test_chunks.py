@@ -149,13 +149,13 @@ class TestChunks:
 
     def test_the_number_of_rows_follows_public_shapes(self) -> None:
         content = torch.empty(0, 20)
-        few = choose_rows([(20, 3)], content, 8, 400, random=True)
+        few = choose_rows([(20, 3)], content, 8, 400, random=True, moving=True)
         assert few in SIZES
-        assert choose_rows([(20, 3)], content, 8, 400, random=True) == few
-        assert choose_rows([(20, 3)], content, 100, 5, random=True) == 4
-        assert choose_rows([(20, 3)], content, 100, 3, random=True) == 3
-        assert choose_rows([(20, 3)], content, 1, 400, random=False) == 4
-        assert choose_rows([(20, 3)], content, 10**5, 400, random=True) > 100
+        assert choose_rows([(20, 3)], content, 8, 400, random=True, moving=True) == few
+        assert choose_rows([(20, 3)], content, 100, 5, random=True, moving=True) == 4
+        assert choose_rows([(20, 3)], content, 100, 3, random=True, moving=True) == 3
+        assert choose_rows([(20, 3)], content, 1, 400, random=False, moving=True) == 4
+        assert choose_rows([(20, 3)], content, 10**5, 400, random=True, moving=True) > 100
 
     @pytest.mark.parametrize("batch", [3, 8, 20, 32, 128])
     def test_a_chunk_has_no_more_rows_than_a_batch_needs(self, batch: int) -> None:
@@ -163,22 +163,22 @@ class TestChunks:
         varying = next((size for size in SIZES if size >= batch + 4 * batch**0.5), SIZES[-1])
         for shapes in ([(20, 3)], [(16, 3, 4, 4), (1, 65, 16), *[(16, 16)] * 40], [(64, 64, 3, 3)] * 20):
             content = torch.empty(0, 3, 32, 32)
-            assert choose_rows(shapes, content, batch, 400, random=False) <= enough
-            assert choose_rows(shapes, content, batch, 400, random=True) <= varying
+            assert choose_rows(shapes, content, batch, 400, random=False, moving=True) <= enough
+            assert choose_rows(shapes, content, batch, 400, random=True, moving=True) <= varying
 
     def test_a_batch_of_all_examples_does_not_vary(self) -> None:
         options = {"steps": 3, "noise_multiplier": 1.0, "lr": 0.1, "clip": 1.0}
         every = make_plan("dp-sgd", examples=32, batch_size=32, sample_rate=1.0, **options)
         model, source = mlp(), as_source(data(32))
-        rows = choose_rows([p.shape for p in model.parameters()], data(0), 32, 400, random=False)
+        rows = choose_rows([p.shape for p in model.parameters()], data(0), 32, 400, random=False, moving=True)
         assert find_rows(every, model, source, 400) == rows == 32
 
     def test_patches_with_positions_of_their_own_count_as_tokens(self) -> None:
         """Every row of a chunk costs time at each of its patches, so fewer rows are left empty."""
         patches = [(128, 3, 4, 4), (1, 65, 128), *[(128, 128)] * 48]
         picture, tokens = torch.empty(0, 3, 32, 32), torch.empty(0, 65, dtype=torch.int64)
-        rows = choose_rows(patches, picture, 32, 400, random=True)
-        assert rows == choose_rows([(128, 128)] * 50, tokens, 32, 400, random=True) == 16
+        rows = choose_rows(patches, picture, 32, 400, random=True, moving=True)
+        assert rows == choose_rows([(128, 128)] * 50, tokens, 32, 400, random=True, moving=True) == 16
 
     def test_the_number_of_rows_binds_the_seed_and_is_saved(self, monkeypatch) -> None:
         """The same seed with other chunks would add the same noise to other sums."""

@@ -155,7 +155,7 @@ TOKEN = 0.05  # the same for a token
 CONVOLVED = 0.003  # one multiplication in a convolution, by the estimate of its positions below, which is a large one
 PIXEL = 250.0  # one pixel of a row in all layers between convolutions
 STEPS = 500  # for which the time of the check and of the steps together is the least
-CHECK = 1e9  # longer checks are avoided where there are shorter ones
+CHECK = 2e9  # longer checks are avoided where there are shorter ones
 
 
 def list_sizes(microbatch: int) -> tuple[int, ...]:
@@ -163,12 +163,15 @@ def list_sizes(microbatch: int) -> tuple[int, ...]:
     return tuple(size for size in SIZES if size <= microbatch) or (microbatch,)
 
 
-def choose_rows(shapes: Iterable[Sequence[int]], content: Any, batch: float, microbatch: int, *, random: bool) -> int:
+def choose_rows(
+    shapes: Iterable[Sequence[int]], content: Any, batch: float, microbatch: int, *, random: bool, moving: bool
+) -> int:
     """The number of rows of a chunk with the least expected cost, at most what a batch needs.
 
     ``shapes`` are those of all parameters, frozen ones too; ``content`` is an empty batch, and ``batch`` its expected
-    size, which varies if it is ``random``. The number of positions at which a row uses a weight is estimated from its
-    shape: its tokens, its pixels, or the positions in a parameter of shape (1, positions, width)."""
+    size, which varies if it is ``random``; the check also compares positions if examples are ``moving``. The number of
+    positions at which a row uses a weight is estimated from its shape: its tokens, its pixels, or the positions in a
+    parameter of shape (1, positions, width)."""
     shapes, rows = list(shapes), [tuple(t.shape[1:]) for t in tensors_of(content)]
     pixels = max((math.prod(row[1:]) for row in rows if len(row) > 1), default=1)
     words = any(not t.is_floating_point() and t.dim() == 2 for t in tensors_of(content))
@@ -183,7 +186,7 @@ def choose_rows(shapes: Iterable[Sequence[int]], content: Any, batch: float, mic
         fixed += CALL + WEIGHT * math.prod(shape)
 
     def cost(size: int) -> tuple[bool, float]:
-        chunk, passes = fixed + size * each, PASSES.get(size, 0)
+        chunk, passes = fixed + size * each, _count_passes(size, moving)
         count = _expect_chunks(batch, size) if random else max(1, -(-batch // size))
         return passes * chunk > CHECK, (STEPS * count + passes) * chunk
 
@@ -492,14 +495,13 @@ def halve_rows(rows: int) -> list[Tensor]:
     return [even, ~even] if rows > 1 else []
 
 
-def _count_passes(rows: int) -> int:
+@lru_cache(maxsize=64)
+def _count_passes(rows: int, moving: bool) -> int:
     """The number of times that a check computes a chunk of this many rows, on one thread."""
     kinds = len(separate_rows(rows)) + (len(KINDS) - 1) * len(halve_rows(rows))
     remainder = has_remainder(rows, 1)
-    return 3 + kinds + len(list_shifts(rows, remainder)) * (1 + len(list_contents(rows, remainder)))
-
-
-PASSES = {size: _count_passes(size) for size in SIZES}
+    positions = len(list_shifts(rows, remainder)) * (1 + len(list_contents(rows, remainder)))
+    return 3 + kinds + (positions if moving else 0)
 
 
 def _make_kind(t: Tensor, kind: str) -> Tensor:

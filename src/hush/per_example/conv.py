@@ -29,7 +29,6 @@ from hush.per_example.terms import (
     Term,
     TurnedRows,
     add_allowance,
-    add_doubles,
     bound_from_grams,
     chunk_of,
     compute_grams,
@@ -437,14 +436,18 @@ class Windowed:
         return total.new_empty(total.shape, dtype=self.weight.dtype).copy_(total)
 
     def add_sum(self, total: Tensor | None, weights: Weights) -> Tensor:
-        """The same in double precision, added to a sum."""
-        return add_doubles(total, self.sum_in_double(weights))
+        """The same in double precision, added to a sum; the result is a view of one with the channels last."""
+        return self._add_products(None if total is None else total.movedim(1, -1), weights)
 
     def sum_in_double(self, weights: Weights) -> Tensor:
         """One matrix product for a few examples at a time, in double precision."""
+        return self._add_products(None, weights)
+
+    def _add_products(self, given: Tensor | None, weights: Weights) -> Tensor:
         m, groups, kernel = weights.stop - weights.start, self.rule.groups, tuple(self.weight.shape[2:])
         outputs, step = self.weight.shape[0] // groups, max(1, min(m, depth_of(self.window) // self.positions))
-        total = self.weight.new_zeros(groups, outputs, self.window, dtype=torch.float64)
+        shape, double = (groups, outputs, self.window), torch.float64
+        total = self.weight.new_zeros(shape, dtype=double) if given is None else given.to(double).reshape(shape)
         columns: Columns | None = None
         for low in range(0, m, step):
             part = weights.part(low, min(m, low + step))
