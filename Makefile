@@ -34,7 +34,7 @@ check: $(VENV)/.installed-test
 	$(BIN)/mypy
 
 speed: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[peers]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[peers,hf]'
 	$(BIN)/python benchmarks/speed_page.py measure $(SPEED)
 
 $(VENV)/bin/python:

@@ -28,7 +28,9 @@ FIGURES, ARITHMETIC = DOCS / "results" / "step-time.json", DOCS / "results" / "a
 PAGES = (DOCS / "speed.md", DOCS / "results" / "step-time.md")
 MODELS = "MLP,LeNet-5,P1,P2,P3"
 COMMON = f"--models {MODELS}"
-PARTS = {  # the flags of step_time.py
+FAMILIES = "BERT,RoBERTa,DistilBERT,GPT-2,Llama,Qwen2,T5 encoder,ViT"
+SIZES = (8, 32, 128)
+PARTS = {  # the flags of step_time.py, or of fine_tuning.py
     "peers": f'--engines "plain SGD,hush,Opacus ghost,torch.func" {COMMON} --batches 256 --threads 1 --repeats 5 '
     "--patience 0.5",
     "everybody": '--engines "plain SGD,hush,Opacus hooks,Opacus functorch,Opacus ew,Opacus ghost,torch.func" '
@@ -38,7 +40,10 @@ PARTS = {  # the flags of step_time.py
     "threads": f'--engines "plain SGD,hush" {COMMON} --batches 256 --threads 2 --repeats 5',
     "large": '--engines "plain SGD,hush" --models ResNet-18,Transformer --batches 64 --threads 1 --repeats 3 '
     "--patience 30",
+    "transformers": f'--models "{FAMILIES}" --batches {",".join(map(str, SIZES))} --rounds 5',
 }
+SCRIPTS = {"arithmetic": "arithmetic.py", "transformers": "fine_tuning.py"}
+QUICK = {"arithmetic": "--models MLP --rounds 1 --steps 2", "transformers": "--models BERT --batches 8 --rounds 1"}
 Results = list[dict[str, Any]]
 
 
@@ -54,13 +59,12 @@ def measure(parts: list[str], quick: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "part.json"
         for part in parts:
+            flags = PARTS.get(part, COMMON)
+            few = QUICK.get(part, "--models MLP --repeats 1") if quick else ""  # the last of two equal flags counts
+            _run([str(ours / SCRIPTS.get(part, "step_time.py")), *shlex.split(f"{flags} {few}")], path)
             if part == "arithmetic":
-                few = ["--rounds", "1", "--steps", "2"] if quick else []
-                _run([str(ours / "arithmetic.py"), "--models", "MLP" if quick else MODELS, *few], path)
                 shutil.copy(path, ARITHMETIC)
                 continue
-            few = ["--models", "MLP", "--repeats", "1"] if quick else []  # the last of two equal flags counts
-            _run([str(ours / "step_time.py"), *shlex.split(PARTS[part]), *few], path)
             FIGURES.write_text(json.dumps(read() | {part: json.loads(path.read_text())}, indent=1) + "\n")
 
 
@@ -126,6 +130,28 @@ def show_others() -> str:
     return _with_command("threads", rows(read()["threads"])) + "\n\n" + _with_command("large", rows(read()["large"]))
 
 
+def show_transformers() -> str:
+    """Transformers with all weights, LoRA or a head, at three batch sizes."""
+    found: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
+    for result in read()["transformers"]:
+        found.setdefault((result["model"], result["trained"]), {})[result["batch"]] = result
+    sizes = " / ".join(map(str, SIZES))
+    lines = [f"| model | trained | SGD, ms | hush, batch {sizes} | Opacus, {sizes} | memory, {sizes} |", "|---" * 6 + "|"]
+    for (model, trained), by_batch in found.items():
+        each = [by_batch.get(size) for size in SIZES]
+        seconds = [{} if one is None else one["seconds"] for one in each]
+        cells = [_join([1e3 * s["plain SGD"] if s else None for s in seconds], 0)]
+        for engine in ("hush", "Opacus ghost"):
+            cells.append(_join([s[engine] / s["plain SGD"] if engine in s else None for s in seconds]))
+        cells.append(_join([None if one is None else one["memory"] for one in each]))
+        lines.append(f"| {model} | {trained} | {' | '.join(cells)} |")
+    return "\n".join([f"    python benchmarks/fine_tuning.py {PARTS['transformers']}", "", *lines])
+
+
+def _join(values: list[float | None], digits: int = 2) -> str:
+    return " / ".join("–" if value is None else f"{value:.{digits}f}" for value in values)
+
+
 def show_arithmetic() -> str:
     """What sound arithmetic costs."""
     found = json.loads(ARITHMETIC.read_text())
@@ -151,6 +177,7 @@ SECTIONS = {
     "everybody": show_everybody,
     "batches": show_batches,
     "others": show_others,
+    "transformers": show_transformers,
     "arithmetic": show_arithmetic,
 }
 

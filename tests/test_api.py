@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 
 import hush
 from hush import accounting, clipping, noise, optimizers, sampling
+from hush.errors import ExamplesNotIndependent
 from hush.tuning import SCORED_PUBLICLY
 
 PUBLIC = (
@@ -126,11 +127,46 @@ def test_explain_names_the_path_of_every_module_and_leaves_the_model_alone() -> 
     ]
     assert "atan2" in found[0].reason
     assert all(parameter.grad is None for parameter in model.parameters())
-    (mixed,) = hush.explain(Centred(), losses, (X[:8], Y[:8]))
-    assert mixed.path == "torch.func"
-    assert mixed.reason
+    assert [path.reason for path in found[1:]] == ["", ""]
+    assert all(path.memory > 0 for path in found if path.path != "frozen")
+    assert sum(path.memory for path in found) == pytest.approx(1)
+    assert found[1].memory == 0 < found[1].time
+    assert 0.5 < sum(path.time for path in found) <= 1  # the rest is in modules without parameters
+    table = str(found).splitlines()
+    assert [line.split()[0] for line in table[1:]] == ["0", "1", "3"]
+    with pytest.raises(ExamplesNotIndependent):
+        hush.explain(Centred(), losses, (X[:8], Y[:8]))
     with pytest.raises(hush.InvalidInputError):
         hush.explain(model, losses, (X[:1], Y[:1]))
+
+
+class Peaked(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x / 2 if x.abs().max() > 100 else x)
+
+
+class Turned(nn.Module):
+    """A layer over the examples in another dimension than the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.inner(x.view(-1, 2, 3).transpose(0, 1)).mean(0))
+
+
+def test_explain_gives_the_reason_at_the_module_that_causes_it() -> None:
+    inner, head = hush.explain(Turned(), losses, (X[:8], Y[:8]))
+    assert (inner.path, head.path) == ("torch.func", "torch.func")
+    assert "inner" in head.reason
+    assert "cross_entropy" not in inner.reason  # where the recording stopped, but not why
+
+
+def test_explain_decides_as_a_run_does_that_a_model_reads_values() -> None:
+    (path,) = hush.explain(nn.Sequential(Peaked(6, 2)), losses, (X[:8], Y[:8]))
+    assert path.path == "one by one"
+    assert "'__bool__'" in path.reason
 
 
 def test_tune_gives_the_best_trial_and_charges_the_search_once(tmp_path: Path) -> None:

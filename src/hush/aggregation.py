@@ -22,7 +22,7 @@ from hush.clipping import Query
 from hush.data_source import Parts, Source, list_parts, refuse_other_parts, take_nothing, tensors_of, to_each
 from hush.distributed.consistency import append_checksum, check_same, mark_step, split_checksum
 from hush.distributed.group import ProcessGroup
-from hush.errors import NotProvenError, RunStateError
+from hush.errors import ExamplesNotIndependent, NotProvenError, RunStateError
 from hush.per_example.chunks import (
     FAN,
     Chunk,
@@ -39,7 +39,7 @@ from hush.per_example.chunks import (
     varied,
     whole_chunk,
 )
-from hush.per_example.engine import ExamplesNotIndependent, SpotChecks, count_spot_checks
+from hush.per_example.engine import SpotChecks, count_spot_checks
 from hush.per_example.functional import ModelParts, keeping_parts
 from hush.per_example.model_checks import ModelStateGuard, check_model, is_known_separate
 from hush.per_example.model_rng import model_randomness
@@ -174,7 +174,7 @@ class Aggregator:
         self._settle_reads(compute, rows)
         try:
             choose_engine(compute, self._source, max(2, rows), self._device)
-        except GradientWarning:
+        except (GradientWarning, ExamplesNotIndependent):
             raise
         except Exception:  # a model that fails on synthetic inputs may still accept the data
             return 0

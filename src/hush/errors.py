@@ -5,7 +5,8 @@
     │   ├── DataError                        a table, column or cell
     │   └── FormatError                      a file written by hush that is damaged or of another version
     ├── NotProvenError                       no proof for this combination: the reason and the remedy
-    ├── UnsupportedModelError                model or loss mixes examples, keeps state, has hooks or unsupported layers
+    ├── UnsupportedModelError                model or loss keeps state, has hooks or unsupported layers
+    │   └── ExamplesNotIndependent           the gradient of an example depends on the others of its batch
     ├── BudgetExceededError                  the ledger has no room: what fits
     ├── ResumeError                          checkpoint, data or code differ from the run's, or its log is missing
     ├── RunStateError                        a run used in the wrong order, process or thread
@@ -48,6 +49,11 @@ class NotProvenError(HushError):
 
 class UnsupportedModelError(HushError):
     """The model or loss mixes examples, keeps state, has hooks or layers that are not supported."""
+
+
+class ExamplesNotIndependent(UnsupportedModelError):
+    """The gradient of an example depends on the others of its batch: this run takes no further step and releases
+    nothing."""
 
 
 class BudgetExceededError(HushError):

@@ -16,10 +16,9 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from hush import RunStateError, Secret, UnsupportedModelError, make_plan
 from hush.accounting.guarantee import SECRET_GIVEN
 from hush.clipping import Clipping
-from hush.errors import DataError
+from hush.errors import DataError, ExamplesNotIndependent
 from hush.per_example.augmentation import Augmented
 from hush.per_example.gradients import per_example_gradients
-from replay import sensitivities
 
 pytestmark = pytest.mark.full_start_check
 
@@ -160,11 +159,10 @@ def hardest_four(model, content):
     return losses * (losses >= losses.detach().topk(min(4, len(losses))).values[-1])
 
 
-@pytest.mark.filterwarnings("ignore::hush.per_example.result.GradientWarning")
 def test_a_loss_that_compares_more_examples_than_are_probed_is_found_out():
-    x, y = torch.cat([X, 20 * torch.ones(1, 4)]), torch.cat([Y, torch.tensor([2])])
-    moved = sensitivities(plan_for(24, batch_size=20, steps=6), seeded_linear, hardest_four, (x, y), (X, Y))
-    assert 0 < max(step["gradient"] for step in moved) <= 1.0001  # it was 1.4
+    run = plan_for(24, batch_size=20, steps=6).start(seeded_linear(), hardest_four, (X, Y), secret=1)
+    with pytest.raises(ExamplesNotIndependent):  # one example moved a sum by 1.4 clips
+        run.step(run.batch(0))
 
 
 class Tabled(nn.Module):

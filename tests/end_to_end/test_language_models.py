@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import warnings
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,15 @@ from torch import nn
 
 import hush
 import language_models as lm
+from hush.aggregation import Aggregator
+from hush.errors import ExamplesNotIndependent
+from hush.methods import make_plan
 from hush.per_example.chunks import whole_chunk
 from hush.per_example.engine import verdict_of
 from hush.per_example.gradients import GradientWarning, per_example_gradients
 from hush.per_example.model_rng import model_randomness
 from hush.randomness import Secret
+from replay import distance, recorded
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -70,6 +75,13 @@ def check_against_loop(model, content):
         torch.testing.assert_close(sums[name], value, rtol=1e-8, atol=1e-12, msg=name)
 
 
+@pytest.mark.parametrize("package", ["torch", "transformers", "peft", "accelerate"])
+def test_the_versions_of_these_tests_are_the_pinned_ones(package):
+    lines = (Path(__file__).parents[2] / "constraints.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if "==" in line)
+    assert version(package).partition("+")[0] == pinned[package]
+
+
 @pytest.mark.parametrize("name", lm.TARGETS)
 def test_gradients_of_all_weights_are_those_of_a_loop(name):
     check_against_loop(lm.make(name), lm.batch(name, N))
@@ -112,6 +124,51 @@ def test_padding_of_one_example_leaves_the_bits_of_the_others(name):
     for i in range(N):
         same = all(torch.equal(rows[False][i][key], value) for key, value in rows[True][i].items())
         assert same == (i != 2)
+
+
+def weighted(model, content):
+    """The losses of examples, each with a weight of its own."""
+    *given, weights = content
+    return weights * lm.losses(model, given)
+
+
+def sum_others(name, arithmetic, padded, given=None):
+    """The clipped sums of a run in which one example, which may be padded, has a loss of zero."""
+    n = 8  # chunks are full of examples
+    *full, labels = lm.batch(name, n, padded=False)
+    tokens, mask = (t.clone() for t in full)
+    if padded:
+        mask[2, 9:], tokens[2, 9:] = 0, 0
+    weights = (torch.arange(n) != 2).float()
+    plan = make_plan(
+        "dp-sgd",
+        examples=n,
+        batch_size=n,
+        sample_rate=1.0,
+        steps=2,
+        noise_multiplier=1.0,
+        clip=1.0,
+        arithmetic=arithmetic,
+        accept_claimed=True,
+    )
+    return plan, *recorded(plan, lm.make(name).train(), weighted, (tokens, mask, labels, weights), given=given)
+
+
+@pytest.mark.parametrize("arithmetic", ["rigorous", "fast"])
+@pytest.mark.parametrize("name", ["BERT", "Llama"])
+def test_padding_of_one_example_moves_the_sum_of_the_others_by_no_more_than_is_charged(name, arithmetic):
+    plan, sums, releases = sum_others(name, arithmetic, padded=False)
+    _, others, _ = sum_others(name, arithmetic, padded=True, given=releases)
+    for one, other in zip(sums, others, strict=True):
+        assert distance(one["gradient"], {key: torch.zeros_like(t) for key, t in one["gradient"].items()}) > 0.5
+        assert distance(one["gradient"], other["gradient"]) <= plan.charge
+
+
+def test_without_an_empty_row_one_padded_example_stops_the_run(monkeypatch):
+    monkeypatch.setattr(Aggregator, "_add_empty_row", lambda self, piece, content: (piece, content))
+    sum_others("BERT", "rigorous", padded=True)  # as a batch of empty rows, which are padded
+    with pytest.raises(ExamplesNotIndependent):
+        sum_others("BERT", "rigorous", padded=False)
 
 
 @pytest.mark.slow

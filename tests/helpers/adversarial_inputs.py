@@ -8,7 +8,7 @@ from torch import nn
 from hush.clipping import Clipping
 from hush.datasets.models import ImageLayers
 from hush.per_example.conv import Convolution, Windowed
-from hush.per_example.terms import OuterProduct
+from hush.per_example.terms import OuterProduct, Recomputed
 
 ROUNDED_ONCE = {torch.float32: 1 + 2.0**-23, torch.float64: 1 + 2.0**-40}  # the sum's own rounding is charged elsewhere
 
@@ -51,6 +51,8 @@ TERMS = {
     "outer, one position": lambda g, t: outer(g, t, 1, 300, 70),
     "outer, gram": lambda g, t: outer(g, t, 3, 2500, 40),
     "outer, held": lambda g, t: outer(g, t, 40, 12, 10),
+    "outer, again": lambda g, t: Recomputed(*sides_of(outer(g, t, 20, 70, 90))),
+    "outer, again in groups": lambda g, t: Recomputed(*sides_of(outer(g, t, 40, 500, 300))),
     "windows, gram": lambda g, t: convolution(g, t, inputs=40, outputs=48, side=4, kernel=3),
     "windows, gram, wide": lambda g, t: convolution(g, t, inputs=2048, outputs=2, side=2, kernel=1),
     "windows, held": lambda g, t: convolution(g, t, inputs=3, outputs=5, side=9, kernel=3, padding=1),
@@ -96,7 +98,7 @@ def cancelling(term, kind, generator):
     elif kind == "tiny":
         left, right = left * 1e-20, right * 1e-17
     if isinstance(term, OuterProduct):
-        return OuterProduct(left, right)
+        return type(term)(left, right)
     return Windowed(term.rule, left, right, term.weight)
 
 

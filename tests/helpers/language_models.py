@@ -102,8 +102,13 @@ def batch(name, n, *, words=WORDS, length=LENGTH, padded=True):
     return tokens * mask, mask, labels
 
 
+def logits_of(model, content):
+    """What the model says of a batch."""
+    *given, _ = content
+    out = model(*given) if len(given) == 1 else model(input_ids=given[0], attention_mask=given[1])
+    return out.logits
+
+
 def losses(model, content):
     """Cross-entropy of each example."""
-    *given, labels = content
-    out = model(*given) if len(given) == 1 else model(input_ids=given[0], attention_mask=given[1])
-    return F.cross_entropy(out.logits, labels, reduction="none")
+    return F.cross_entropy(logits_of(model, content), content[-1], reduction="none")

@@ -59,6 +59,7 @@ from hush.per_example.engine import verdict_of
 from hush.per_example.gradients import GradientWarning as GradientWarningChecks
 from hush.per_example.gradients import per_example_gradients
 from hush.per_example.result import GradientWarning
+from hush.per_example.terms import Recomputed
 from hush.randomness import Secret
 from hush.sampling import CyclicPoisson, FixedSize, Partitioned, Poisson, Shuffled
 from replay import recorded, sensitivities
@@ -545,6 +546,17 @@ class TestRigorous:
         check_batch_invariance(compute, source, 37, device, moving=False)
         with pytest.raises(RowsNotIndependent):
             check_batch_invariance(compute, source, 37, device, moving=True, steps=500)
+
+    def test_gradients_that_a_sum_computes_again_are_compared(self, monkeypatch) -> None:
+        term, found = Recomputed(torch.randn(4, 20, 30), torch.randn(4, 20, 50)), []
+        other = term.rows(3, 4) * (1 + 2.0**-23)  # as by another kernel for the last group
+        for groups in ([(0, term.rows(0, 4))], [(0, term.rows(0, 3)), (3, other)]):
+            monkeypatch.setattr(Recomputed, "list_groups", lambda self, groups=groups: groups)
+            found.append(chunks.RowDigests(4))
+            found[-1].add("weight", term)
+        rows = torch.arange(4)
+        assert found[0].find_changed(found[1], rows[:3], rows[:3]) is None
+        assert found[0].find_changed(found[1], rows[3:], rows[3:]) == "weight"
 
     def test_positions_are_compared_only_where_examples_move(self, monkeypatch) -> None:
         asked: list[int] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import math
 import warnings
 import weakref
 
@@ -12,6 +13,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+import hush
+from hush.errors import ExamplesNotIndependent
+from hush.methods import make_plan
 from hush.per_example import engine
 from hush.per_example import engine as verdicts_engine
 from hush.per_example.engine import REMEMBERED, CheckedLosses, identify_loss, verdict_of
@@ -141,16 +145,15 @@ def test_a_model_that_cannot_run_in_float64_is_judged_in_float32():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert type(per_example_gradients(Written(), cross_entropy, (x, y))).__name__ == "BookkeepingGradients"
-    with pytest.warns(GradientWarning):
+    with pytest.raises(ExamplesNotIndependent):
         per_example_gradients(Written(), lambda m, c: cross_entropy(m, c) * m(c[0]).mean(), (x, y))
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("way", WAYS)
 def test_mixing_in_the_model_is_found_at_the_first_batch(way, dropout):
-    with pytest.warns(GradientWarning):
-        tape = per_example_gradients(Mixed(way, dropout=dropout), cross_entropy, (X, Y))
-    assert type(tape).__name__ == "MaterializedGradients"
+    with pytest.raises(ExamplesNotIndependent):
+        per_example_gradients(Mixed(way, dropout=dropout), cross_entropy, (X, Y))
 
 
 def contrastive(model, content):
@@ -168,8 +171,27 @@ def hardest_four(model, content):
 @pytest.mark.parametrize("losses", [contrastive, hardest_four])
 def test_mixing_in_the_loss_alone_is_found_at_the_first_batch(losses, dropout):
     layers = [nn.Linear(4, 8), nn.Dropout(dropout), nn.Linear(8, 3)]
-    with pytest.warns(GradientWarning):
+    with pytest.raises(ExamplesNotIndependent):
         per_example_gradients(nn.Sequential(*layers), losses, (X, Y))
+
+
+def test_a_contrastive_loss_is_refused_before_anything_is_charged(tmp_path):
+    ledger, settings = tmp_path / "ledger.jsonl", {"epsilon": 8.0, "batch_size": 8, "steps": 5, "dataset": "d"}
+    with pytest.raises(ExamplesNotIndependent):
+        hush.train(nn.Linear(4, 3), contrastive, (X, Y), directory=tmp_path / "run", ledger=ledger, **settings)
+    assert not hush.Ledger(ledger).spends("d")
+    hush.train(nn.Linear(4, 3), cross_entropy, (X, Y), directory=tmp_path / "other", ledger=ledger, **settings)
+    assert len(hush.Ledger(ledger).spends("d")) == 1
+
+
+def test_a_contrastive_loss_trains_without_privacy_and_without_an_epsilon():
+    model = nn.Linear(4, 3)
+    before = model.weight.detach().clone()
+    run = make_plan("sgd", examples=24, batch_size=8, steps=5, lr=0.1).start(model, contrastive, (X, Y))
+    for batch in run.batches():
+        run.step(batch)
+    assert not torch.equal(model.weight, before)  # no example is computed alone, where this loss is zero
+    assert (run.guarantee.status, run.guarantee.epsilon) == ("none", math.inf)
 
 
 def test_a_gradient_that_rules_miss_is_not_called_mixing():
@@ -240,10 +262,10 @@ PAIRS = {
 def test_a_verdict_belongs_to_one_loss(name):
     model, (good, bad) = nn.Linear(4, 3), PAIRS[name]
     assert type(per_example_gradients(model, good, (X, Y))).__name__ == "BookkeepingGradients"
-    with pytest.warns(GradientWarning):
-        assert type(per_example_gradients(model, bad, (X, Y))).__name__ == "MaterializedGradients"
-    assert type(per_example_gradients(model, good, (X, Y))).__name__ == "BookkeepingGradients"
-    assert type(per_example_gradients(model, bad, (X, Y))).__name__ == "MaterializedGradients"
+    for _ in range(2):
+        with pytest.raises(ExamplesNotIndependent):
+            per_example_gradients(model, bad, (X, Y))
+        assert type(per_example_gradients(model, good, (X, Y))).__name__ == "BookkeepingGradients"
 
 
 def test_a_verdict_belongs_to_the_modes_of_the_modules():
@@ -255,7 +277,7 @@ def test_a_verdict_belongs_to_the_modes_of_the_modules():
     model = nn.Sequential(nn.Linear(4, 4), Switching(4, 3))
     assert type(per_example_gradients(model, cross_entropy, (X, Y))).__name__ == "BookkeepingGradients"
     model[1].eval()
-    with pytest.warns(GradientWarning):
+    with pytest.raises(ExamplesNotIndependent):
         per_example_gradients(model, cross_entropy, (X, Y))
 
 

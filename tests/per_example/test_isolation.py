@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from hush import UnsupportedModelError, make_plan
-from hush.per_example.engine import PERIOD, PICKED, CheckedLosses, ExamplesNotIndependent, SpotChecks
+from hush.errors import ExamplesNotIndependent
+from hush.per_example.engine import PERIOD, PICKED, CheckedLosses, SpotChecks
 from hush.per_example.gradients import per_example_gradients
 from hush.per_example.isolation import rows_agree
 from hush.randomness import Secret

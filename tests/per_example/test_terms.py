@@ -11,8 +11,9 @@ import torch
 from adversarial_inputs import TERMS, cancelling, sides_of
 from hush.per_example.conv import Windowed
 from hush.per_example.embedding import Lookup
+from hush.per_example.result import Weights
 from hush.per_example.rounding import SPARE, gamma
-from hush.per_example.terms import Materialized, OuterProduct
+from hush.per_example.terms import FEW, Materialized, OuterProduct, Recomputed
 
 
 def two_sum(values):
@@ -82,7 +83,7 @@ def test_every_term_bounds_its_exact_norm(name, kind, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", ["outer, gram", "outer, held", "windows, gram", "windows, held"])
+@pytest.mark.parametrize("name", ["outer, gram", "outer, held", "outer, again", "windows, gram", "windows, held"])
 def test_a_climb_towards_underestimated_norms_does_not_arrive(name, dtype):
     """Random steps that keep whatever makes the bound smaller beside the exact norm."""
     generator = torch.Generator().manual_seed(0)
@@ -93,7 +94,7 @@ def test_a_climb_towards_underestimated_norms_does_not_arrive(name, dtype):
         side = sides[step % 2].view(len(sides[step % 2]), -1)
         some = torch.randint(0, side.shape[1], (max(1, side.shape[1] // 8),), generator=generator)
         side[0, some] *= 2.0 ** torch.randint(-6, 7, some.shape, generator=generator) * (-1) ** step
-        tried = OuterProduct(*sides) if isinstance(term, OuterProduct) else Windowed(term.rule, *sides, term.weight)
+        tried = type(term)(*sides) if isinstance(term, OuterProduct) else Windowed(term.rule, *sides, term.weight)
         ratio = exact_norm(tried, 0) / float(tried.bound_squares().sqrt()[0])
         assert ratio <= 1
         if ratio > worst:
@@ -117,3 +118,40 @@ def test_rows_and_lookups_bound_what_they_add():
         assert bool((term.bound_squares() >= exact).all())
         assert bool((term.bound_squares() <= exact * 1.001).all())
         assert bool((Materialized(rows).bound_squares() >= exact).all())
+
+
+def random_sides(positions, inputs, outputs):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(5, positions, size, generator=generator) for size in (inputs, outputs)]
+
+
+@pytest.mark.parametrize(
+    ("positions", "inputs", "outputs", "form"),
+    [
+        (64, 128, 512, Materialized),  # of a small transformer: 1.6 times the size of its factors
+        (64, 512, 512, Recomputed),
+        (FEW, 512, 512, OuterProduct),
+        (1, 512, 512, OuterProduct),
+    ],
+)
+def test_large_gradients_of_many_positions_are_computed_again(positions, inputs, outputs, form):
+    assert type(OuterProduct(*random_sides(positions, inputs, outputs)).choose_form()) is form
+
+
+def test_gradients_that_are_computed_again_have_the_sum_and_norms_of_those_that_are_held():
+    a, b = random_sides(20, 600, 500)  # groups of one example
+    again, held = Recomputed(a, b), Materialized(OuterProduct(a, b).rows(0, 5))
+    weights = Weights.of(torch.tensor([0.5, 0.0, 1.0, 0.25, 0.125]), torch.float32)
+    torch.testing.assert_close(again.sum(weights), held.sum(weights))
+    torch.testing.assert_close(again.add_sum(again.sum(weights), weights), 2 * held.sum(weights))
+    torch.testing.assert_close(again.bound_squares(certain=False), held.bound_squares(certain=False), rtol=1e-5, atol=0)
+    part = Weights.of(torch.tensor([0.5, 2.0]), torch.float32, 0, 2)
+    torch.testing.assert_close(again.sum(part), held.sum(part))
+
+
+def test_gradients_that_could_overflow_when_they_are_computed_again_get_no_weight():
+    a, b = torch.full((2, 20, 2000), 1.0), torch.full((2, 20, 3000), 1.0)
+    a[0], b[0] = 4e17, 4e17
+    bound = Recomputed(a, b).bound_squares()
+    assert torch.isfinite(OuterProduct(a, b).bound_squares()).all()
+    assert torch.isinf(bound).tolist() == [True, False]

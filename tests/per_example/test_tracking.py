@@ -33,6 +33,12 @@ RULES = {
         [numbers(2, 5), numbers(2)],
         {},
     ),
+    "layer norm of rows": (
+        lambda x, *given: F.layer_norm(x.flatten(0, 1), (5,), *given).view(x.shape) * 1,
+        numbers(N, 3, 5),
+        [numbers(5), numbers(5) + 1],
+        {},
+    ),
     "addmm of rows": (
         lambda x, weight, bias: torch.addmm(bias, x.flatten(0, 1), weight).view(len(x), -1, 2) * 1,
         numbers(N, 3, 5),
@@ -50,6 +56,12 @@ RULES = {
         [numbers(2, 5, 3)],
         {},
     ),
+    "einsum, any dimensions": (
+        lambda x, w: torch.einsum("... i, io -> ... o", x, w) * 1,
+        numbers(N, 3, 5),
+        [numbers(5, 2)],
+        {},
+    ),
     "learned mask": (
         lambda x, mask: F.scaled_dot_product_attention(x, x, x, mask) * 1,
         numbers(N, 2, 3, 5),
@@ -59,6 +71,7 @@ RULES = {
     "where": (lambda x, p: x + torch.where(x > 0, p, 0.0), numbers(N, 3, 5), [numbers(1, 3, 5)], {}),
     "masked": (lambda x, p: x + p.masked_fill(x > 0, 0.0), numbers(N, 3, 5), [numbers(1, 3, 5)], {}),
     "expand": (lambda x, p: x + p.expand(len(x), -1, -1), numbers(N, 3, 5), [numbers(1, 3, 5)], {}),
+    "expand as": (lambda x, p: x + p.expand_as(x), numbers(N, 3, 5), [numbers(3, 5)], {}),
     "repeat": (lambda x, p: x + p.repeat(len(x), 3, 1), numbers(N, 3, 5), [numbers(1, 1, 5)], {}),
     "computed scale": (lambda x, p: x * (1 + p.exp()), numbers(N, 3, 5), [numbers(5)], {}),
     "slice": (lambda x, p: x + p[:, :3], numbers(N, 3, 5), [numbers(1, 7, 5)], {}),

@@ -338,6 +338,7 @@ def test_every_part_is_measured_and_the_pages_follow(page_speed: ModuleType, mon
     before, ran = page_speed.read() | {"arithmetic": json.loads(page_speed.ARITHMETIC.read_text())}, []
     before = {part: [{**found[0], "model": "MLP"}, *found[1:2]] for part, found in before.items()}
     before = {part: [result for result in found if result["model"] == "MLP"] for part, found in before.items()}
+    before["transformers"][0]["model"] = "BERT"
     before["peers"][0]["seconds"] |= {"plain SGD": 0.01, "hush": 0.0123}
 
     def answer(command: list[str], check: bool) -> None:
@@ -350,7 +351,8 @@ def test_every_part_is_measured_and_the_pages_follow(page_speed: ModuleType, mon
         monkeypatch.setattr(page_speed, name, getattr(page_speed, name))
     monkeypatch.setattr("sys.argv", ["speed_page.py", "measure", "--quick", str(tmp_path), "--parts", ",".join(before)])
     page_speed.main()
-    assert [Path(command[1]).name for command in ran] == ["step_time.py"] * len(page_speed.PARTS) + ["arithmetic.py"]
+    others = ["fine_tuning.py", "arithmetic.py"]
+    assert [Path(command[1]).name for command in ran] == ["step_time.py"] * (len(page_speed.PARTS) - 1) + others
     assert "| MLP | 256 | 1 | 10.0 | 1.23 |" in (tmp_path / "speed.md").read_text()
     assert json.loads((tmp_path / "results" / "step-time.json").read_text())["peers"] == before["peers"]
     assert "| MLP | 256 | 1 | 10.0 | 1.23 |" not in (ROOT_SPEED / "docs" / "speed.md").read_text()

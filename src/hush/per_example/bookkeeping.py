@@ -33,7 +33,7 @@ from hush.per_example.reads import start_again, watching_reads
 from hush.per_example.result import NonFiniteRows, PerExampleGradients, Weights, weights_of
 from hush.per_example.rounding import exact_products
 from hush.per_example.terms import Materialized, Term, bound_in_chunks, merge_terms, sum_terms
-from hush.per_example.tracking import Entry, Known, NoLayerRule, Session, TrackedParameter
+from hush.per_example.tracking import NOT_FIRST, Entry, Known, NoLayerRule, Session, TrackedParameter
 from hush.per_example.units import gather_rows
 from hush.privacy_unit import count_rows
 
@@ -222,9 +222,7 @@ def _call_mapped(
     flat, spec = pytree.tree_flatten((args, kwargs))
     batched = [isinstance(v, Tensor) and v.dim() > 0 and v.shape[0] == session.n for v in flat]
     if not any(batched):
-        raise NoLayerRule(
-            [entry.name for entry in watched.values()], "no input of the module has the examples in its first dimension"
-        )
+        raise NoLayerRule([entry.name for entry in watched.values()], NOT_FIRST.format("any input of the module"))
     if call == len(known):
         known.append(batched)
     if known[call] != batched:  # for example a table that happens to have as many rows as this batch has examples

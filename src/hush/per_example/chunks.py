@@ -260,6 +260,9 @@ class RowDigests:
             for part in value:
                 self.add(label, part)
         elif dataclasses.is_dataclass(value):
+            if hasattr(value, "list_groups"):  # gradients that are not stored
+                parts = [_digest_rows(rows.detach(), len(rows)) for _, rows in value.list_groups()]
+                self.found.append((label, torch.cat(parts)))
             for field in dataclasses.fields(value):
                 if field.name not in ("params", "suspects", "weight", "like"):
                     self.add(label or field.name, getattr(value, field.name))

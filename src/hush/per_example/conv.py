@@ -24,7 +24,6 @@ from hush.per_example.terms import (
     ENTRY,
     GRAM,
     HOLD,
-    ROOM,
     Materialized,
     RoundingBound,
     Term,
@@ -39,6 +38,7 @@ from hush.per_example.terms import (
 # A convolution's input is unfolded into its windows a few examples at a time, in buffers that stay in the cache.
 
 SHORT, WASTE = 10, 1.25  # rows of at most SHORT positions are copied as runs, if that lengthens them by at most WASTE
+ROOM = 1.5  # a gradient is materialized only up to this many times the size of the input and its gradient
 SMALL = 1 << 15  # size of the padded input of the examples whose windows are copied at once
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from hush._internal.tensors import Losses
 from hush.data_source import to_each
-from hush.errors import HushError, UnsupportedModelError
+from hush.errors import ExamplesNotIndependent, HushError
 from hush.per_example.augmentation import Point, make_rewinder
 from hush.per_example.bookkeeping import BookkeepingGradients, record_book_keeping
 from hush.per_example.functional import is_compiled, parts_of, record_functional, record_one_by_one
@@ -227,7 +227,7 @@ def _widen_alone(alone: frozenset[str], stop: NoLayerRule) -> frozenset[str]:
 
 
 def _compare_engines(case: EngineComparison, verdict: EngineChoice) -> None:
-    """Choose the engine on a few examples, alone and in their batch."""
+    """Choose the engine on a few examples, alone and in their batch; raises if these are not the same."""
     which = torch.linspace(0, case.n - 1, min(case.n, PROBED)).long()
     few, book = case.take(which), partial(_keep_book, case.model, case.losses, verdict)
     if is_compiled(case.model):
@@ -239,6 +239,8 @@ def _compare_engines(case: EngineComparison, verdict: EngineChoice) -> None:
             )
         if not found.why and case.n > len(which):
             found = _judge_batch(case, which, book, found, rewind)
+    if found.why == MIXED:
+        raise ExamplesNotIndependent(MIXED)
     verdict.read = found.read
     verdict.checked = True  # only now: if the comparison raises, the next recording compares again
     if found.why:
@@ -268,7 +270,11 @@ def _judge_few(case: EngineComparison, book: Book, rewind: Any, *, last: bool = 
     except Exception as error:  # an error of the user's code is raised again by the reference below
         if not last:
             raise
-        trouble = f"book-keeping stopped with {type(error).__name__}"
+        first = str(error).partition("\n")[0][:200]
+        trouble = (
+            f"with tracked parameters it raises {type(error).__name__} ('{first}'): use layers of torch.nn, and pass "
+            "parameters to operations of torch only"
+        )
     random = rewind()
     alone = case.record_alone()
     theirs, engine = alone.tape, alone.engine
@@ -328,10 +334,6 @@ FIRST = 2  # every step up to this one is checked as well
 
 
 FEW = 0.05  # share of the values of a view that rounding may change
-
-
-class ExamplesNotIndependent(UnsupportedModelError):
-    """Examples influenced each other: this run takes no further step and releases nothing."""
 
 
 @dataclass(frozen=True)

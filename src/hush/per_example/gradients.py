@@ -8,25 +8,27 @@ large model at small cost") give the same result.
 from __future__ import annotations
 
 import copy
+import time
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from hush._internal.tensors import Losses, trainable
 from hush._internal.validate import choice
 from hush.data_source import to_each
-from hush.errors import InvalidInputError, UnsupportedModelError
+from hush.errors import ExamplesNotIndependent, InvalidInputError, UnsupportedModelError
 from hush.per_example.augmentation import Augmented, Point, average_rows, read_batch_size
-from hush.per_example.bookkeeping import record_book_keeping
+from hush.per_example.bookkeeping import BookkeepingGradients, record_book_keeping
 from hush.per_example.engine import (
     CheckedLosses,
     EngineChoice,
-    ExamplesNotIndependent,
     SpotChecks,
     compute_one_by_one,
     reads_by_torch_func,
@@ -37,8 +39,15 @@ from hush.per_example.functional import record_functional, record_one_by_one, re
 from hush.per_example.isolation import EngineComparison, keeping_generator
 from hush.per_example.model_checks import ModelStateGuard, check_model, to_group_norm
 from hush.per_example.model_rng import NotPerExample, drawing, draws_shared, probe_rng
-from hush.per_example.reads import Read, ReadChecks, ReadLog, current_checks, logging_to, watching_reads
-from hush.per_example.result import EmptyGradients, GradientWarning, PerExampleGradients, fit_to_piece, microbatch_scope
+from hush.per_example.reads import Read, ReadChecks, ReadLog, checking_reads, current_checks, logging_to, watching_reads
+from hush.per_example.result import (
+    EmptyGradients,
+    GradientWarning,
+    MaterializedGradients,
+    PerExampleGradients,
+    fit_to_piece,
+    microbatch_scope,
+)
 from hush.per_example.rounding import exact_products
 from hush.per_example.tracking import NoLayerRule
 
@@ -195,7 +204,10 @@ class _Recording:
         return found
 
 
-READ = "it reads {} into Python, where they can decide what is computed for other examples"
+READ = (
+    "it reads {} into Python, where they can decide what is computed for other examples: compute with tensors "
+    "(torch.where) instead of Python's if, item and masks"
+)
 
 
 def _explain_read(name: str, where: str) -> str:
@@ -228,28 +240,41 @@ def _draw_views(losses: Augmented, content: Any, points: Sequence[Point]) -> lis
 
 @dataclass(frozen=True)
 class GradientPath:
-    """How the per-example gradients of one module's own parameters are computed: ``path`` is ``book-keeping`` (fast),
-    ``torch.func`` or ``one by one`` (slow, and ``reason`` says why), or ``frozen`` (nothing to train)."""
+    """How the per-example gradients of one module's own parameters are computed.
+
+    ``path`` is ``book-keeping`` (fast), ``torch.func`` or ``one by one`` (slow, and ``reason`` says why and what to
+    change), or ``frozen`` (nothing to train). ``time`` and ``memory`` are estimated shares of those of all modules."""
 
     module: str
     kind: str
     path: str
     reason: str = ""
+    time: float = 0.0
+    memory: float = 0.0
+
+
+class GradientPaths(tuple[GradientPath, ...]):
+    """The paths of all modules; printed, a table."""
 
     def __str__(self) -> str:
-        text = f"{self.module or 'the model'} ({self.kind}): {self.path}"
-        return f"{text}, because {self.reason}" if self.reason else text
+        head = ("module", "layer", "path", "time", "memory", "why, and what to change")
+        cells = [head] + [
+            (p.module or "the model", p.kind, p.path, f"{p.time:.0%}", f"{p.memory:.0%}", p.reason) for p in self
+        ]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
 
 
-def explain(model: nn.Module, losses: Losses, batch: Any) -> tuple[GradientPath, ...]:
-    """Which gradient path every module with parameters takes, and why.
+def explain(model: nn.Module, losses: Losses, batch: Any) -> GradientPaths:
+    """Which gradient path every module with parameters takes, why, and its share of time and memory.
 
-    >>> for path in hush.explain(model, losses, (x[:8], y[:8])):  # doctest: +SKIP
-    ...     print(path)
-    0 (Linear): book-keeping
+    >>> print(hush.explain(model, losses, (x[:8], y[:8])))  # doctest: +SKIP
+    module  layer   path          time  memory  why, and what to change
+    0       Linear  book-keeping  100%  100%
 
     The path is a matter of speed: the gradients are the same. A copy of the model is recorded on ``batch`` (two
-    examples or more; made-up ones are enough), so nothing is trained and no run is influenced.
+    examples or more; made-up ones are enough), so nothing is trained and no run is influenced. Raises
+    `hush.errors.ExamplesNotIndependent` if the loss of an example depends on others.
     """
     copied = copy.deepcopy(model)
     check_model(copied)
@@ -257,23 +282,119 @@ def explain(model: nn.Module, losses: Losses, batch: Any) -> tuple[GradientPath,
         raise InvalidInputError("a batch of two examples or more is needed to compare the gradient paths")
     with keeping_generator(), warnings.catch_warnings():
         warnings.simplefilter("ignore", GradientWarning)
-        per_example_gradients(copied, losses, batch)
+        _decide_as_a_run(copied, losses, batch)
+        times, memory = _measure_gradients(copied, losses, batch)
     verdict = verdict_of(copied, losses)
-    return tuple(
-        _find_path(name, module, verdict)
-        for name, module in copied.named_modules()
-        if next(module.parameters(recurse=False), None) is not None
+    rows = {n: m for n, m in copied.named_modules() if next(m.parameters(recurse=False), None) is not None}
+    paths = [_find_path(name, rows, verdict) for name in rows]
+    return GradientPaths(
+        replace(path, time=times.get(path.module, 0.0), memory=memory.get(path.module, 0.0)) for path in paths
     )
 
 
-def _find_path(name: str, module: nn.Module, verdict: EngineChoice) -> GradientPath:
-    kind = type(module).__name__
-    if not any(p.requires_grad for p in module.parameters(recurse=False)):
+def _decide_as_a_run(model: nn.Module, losses: Losses, batch: Any) -> None:
+    """Choose the engine as a run does: with the checks of what the model reads, on small and large inputs, and with an
+    empty row once it reads."""
+    checks = ReadChecks(deciding=True)
+    with checking_reads(checks):
+        for factor in (1.0, 1.0, 1e4):
+            content = to_each(lambda t, f=factor: t * f if t.is_floating_point() else t, batch)
+            if checks.found:
+                content = to_each(lambda t: torch.cat([t, torch.zeros_like(t[:1])]), content)
+            per_example_gradients(model, losses, content)
+
+
+def _measure_gradients(model: nn.Module, losses: Losses, batch: Any) -> tuple[dict[str, float], dict[str, float]]:
+    """Shares of time and memory by module: of its forward pass, of the backward pass by the time of the forward pass,
+    and of the norms and sums of its parameters; and of what is kept for them."""
+    watch = _Stopwatch()
+    with watch.on(model):
+        start = time.process_time()
+        tape = per_example_gradients(model, losses, batch)
+        backward = time.process_time() - start - sum(watch.seconds.values())
+    trained = sum(watch.seconds[name] for name in watch.trained) or 1.0
+    found = {name: own + (name in watch.trained) * backward * own / trained for name, own in watch.seconds.items()}
+    kept: dict[str, float] = {}
+    for name, gradients in _split(tape).items():
+        start, owner = time.process_time(), name.rpartition(".")[0]
+        gradients.squared_norms()
+        gradients.sum(torch.ones_like(tape.losses))
+        found[owner] = found.get(owner, 0.0) + time.process_time() - start
+        kept[owner] = kept.get(owner, 0.0) + _count_numbers(gradients)
+    return _share(found), _share(kept)
+
+
+def _split(tape: PerExampleGradients) -> dict[str, Any]:
+    """The gradients of each parameter as a result of their own."""
+    if isinstance(tape, BookkeepingGradients):
+        terms = tape.terms
+        return {n: BookkeepingGradients(tape.losses, {n: p}, {n: terms[n]}) for n, p in tape.params.items()}
+    assert isinstance(tape, MaterializedGradients)
+    return {name: MaterializedGradients(tape.losses, {name: g}) for name, g in tape.gradients.items()}
+
+
+def _count_numbers(value: Any) -> int:
+    """How many numbers the tensors of terms have."""
+    if isinstance(value, Tensor):
+        return value.numel()
+    if is_dataclass(value):
+        value = [getattr(value, each.name) for each in fields(value) if each.name not in ("weight", "like", "params")]
+    elif isinstance(value, dict):
+        value = list(value.values())
+    return sum(map(_count_numbers, value)) if isinstance(value, (list, tuple)) else 0
+
+
+def _share(amounts: dict[str, float]) -> dict[str, float]:
+    total = sum(amounts.values()) or 1.0
+    return {name: amount / total for name, amount in amounts.items()}
+
+
+@dataclass(eq=False)
+class _Stopwatch:
+    """The CPU time of every module's forward pass without the modules inside it, and which have a backward pass."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    trained: set[str] = field(default_factory=set)
+    running: list[list[float]] = field(default_factory=list)  # start, and the time of the modules inside
+
+    @contextmanager
+    def on(self, model: nn.Module) -> Iterator[None]:
+        """Measure within it."""
+        handles: list[Any] = []
+        for name, module in model.named_modules():
+            handles.append(module.register_forward_pre_hook(self._start))
+            handles.append(module.register_forward_hook(partial(self._stop, name), always_call=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _start(self, module: nn.Module, args: Any) -> None:
+        self.running.append([time.process_time(), 0.0])
+
+    def _stop(self, name: str, module: nn.Module, args: Any, out: Any) -> None:
+        start, inside = self.running.pop()
+        whole = time.process_time() - start
+        self.seconds[name] = self.seconds.get(name, 0.0) + whole - inside
+        if self.running:
+            self.running[-1][1] += whole
+        if any(isinstance(t, Tensor) and t.requires_grad for t in pytree.tree_leaves(out)):
+            self.trained.add(name)
+
+
+def _find_path(name: str, rows: dict[str, nn.Module], verdict: EngineChoice) -> GradientPath:
+    """The path of one of the modules in ``rows``; the reason is given once, at the module that causes it."""
+    kind = type(rows[name]).__name__
+    if not any(p.requires_grad for p in rows[name].parameters(recurse=False)):
         return GradientPath(name, kind, "frozen")
-    if verdict.engine != "book-keeping":
-        path = "torch.func" if verdict.engine == "functional" else verdict.engine
-        return GradientPath(name, kind, path, verdict.reasons.get("", ""))
-    for owner in sorted(verdict.alone):
-        if f"{name}.".startswith(f"{owner}."):
-            return GradientPath(name, kind, "torch.func", verdict.reasons.get(owner, ""))
-    return GradientPath(name, kind, "book-keeping")
+    owners = [each for each in verdict.alone if f"{name}.".startswith(f"{each}.")]
+    if verdict.engine == "book-keeping" and not owners:
+        return GradientPath(name, kind, "book-keeping")
+    owner = owners[0] if verdict.engine == "book-keeping" else ""
+    inside = {key: why for key, why in verdict.reasons.items() if not owner or f"{key}.".startswith(f"{owner}.")}
+    cause = next(iter(inside), "")
+    reason = inside.get(cause, "")
+    if name != cause and cause in rows:
+        reason = f"it is computed together with {cause or 'the model'}"
+    return GradientPath(name, kind, "one by one" if verdict.engine == "one by one" else "torch.func", reason)

@@ -36,8 +36,16 @@ from hush.per_example.result import PerExampleGradients
 
 CLOSE = {torch.float64: 1e-6, torch.float32: 2e-3}  # relative to the largest; rounding is far below, mixing far above
 SLIGHT = 0.05  # share of an example's gradient that float32 rounding may change, if float64 shows no difference
-MIXED = "examples are not independent of each other in this model or its loss"
-MISSED = "a part of its gradients goes past the book-keeping rules"
+MIXED = (
+    "the loss or the gradient of an example depends on the other examples of its batch (as with in-batch negatives, or "
+    "statistics of a batch), so clipping one example bounds nothing: let the model and the loss treat every example "
+    "separately, or train with the method 'sgd', which has no privacy and no ε"
+)
+MISSED = (
+    "a part of its gradients goes past the book-keeping rules (through an autograd.Function, a weight that is used "
+    "outside of its module, or examples in another dimension than the first): use operations of torch, a module's own "
+    "weights, and put the examples first"
+)
 
 Book = Callable[[Any, int, Sequence[Point]], PerExampleGradients]
 """Book-keeping of one model and loss; takes content, number of examples, points."""

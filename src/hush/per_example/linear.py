@@ -8,6 +8,7 @@ it, and autograd computes the gradients of these views.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from string import ascii_letters
 from typing import Any
 
 import torch
@@ -207,6 +208,13 @@ def expand(parameter: TrackedParameter, *sizes: Any) -> Tensor:
     return expand_per_example(like, parameter).expand(shape)
 
 
+@handles(Tensor.expand_as)
+def expand_as(parameter: TrackedParameter, other: Tensor) -> Tensor:
+    """A copy for every example of the other tensor."""
+    out: Tensor = expand(parameter, *other.shape)
+    return out
+
+
 class _Matmul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, x: Tensor, weight: Tensor, bias: Any, entries: Any) -> Tensor:
@@ -259,9 +267,9 @@ def baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: float = 1, alpha: flo
 def einsum(equation: Any, *operands: Any) -> Tensor:
     """A sum of products, with a copy of each parameter for every example; x W is a matrix product."""
     given = list(operands[0]) if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else list(operands)
-    if not isinstance(equation, str) or "." in equation:
-        raise refuse("'einsum' has a book-keeping rule for equations of letters only", *given)
-    left, _, right = equation.replace(" ", "").partition("->")
+    if not isinstance(equation, str):
+        raise refuse("'einsum' has a book-keeping rule for equations only: write it as one", *given)
+    left, _, right = _spell_out(equation.replace(" ", ""), given).partition("->")
     parts = left.split(",")
     data = [(part, t) for part, t in zip(parts, given, strict=True) if not isinstance(t, TrackedParameter)]
     if not right or not data:
@@ -277,6 +285,16 @@ def einsum(equation: Any, *operands: Any) -> Tensor:
                 raise refuse("a parameter has the dimension of the examples", value)
             given[i], parts[i] = expand_per_example(x, value, whole=True), first[0] + parts[i]
     return torch.einsum(f"{','.join(parts)}->{right}", *given)
+
+
+def _spell_out(equation: str, given: Sequence[Any]) -> str:
+    """The equation with letters for the dimensions that "..." stands for in the data."""
+    pairs = list(zip(equation.partition("->")[0].split(","), given, strict=True))
+    counts = {t.dim() - len(part) + 3 for part, t in pairs if "..." in part}
+    if len(counts) > 1 or any("..." in part and isinstance(t, TrackedParameter) for part, t in pairs):
+        raise refuse("'einsum' has a book-keeping rule for '...' in the data only: use letters for it", *given)
+    unused = [letter for letter in ascii_letters if letter not in equation]
+    return equation.replace("...", "".join(unused[: max(counts, default=0)]))
 
 
 @handles(F.scaled_dot_product_attention)

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as everywhere
 
 from hush._internal.tensors import WIDTH, Named, fold_words
-from hush.errors import UnsupportedModelError
-from hush.per_example.engine import ExamplesNotIndependent
+from hush.errors import ExamplesNotIndependent, UnsupportedModelError
 from hush.per_example.functional import explain_jit, list_modules
 
 _PRECISE = (torch.float32, torch.float64)

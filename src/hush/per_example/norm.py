@@ -34,7 +34,7 @@ class _LayerNorm(torch.autograd.Function):
     def backward(ctx: Any, gy: Tensor) -> Any:
         x, mean, rstd, scale, shift = ctx.saved_tensors
         weight, bias = ctx.entries
-        each = (x.shape[0], -1, *ctx.shape)
+        each = (next(e.session.n for e in ctx.entries if e is not None), -1, *ctx.shape)
         if weight is not None:
             weight.leave(Materialized(((x - mean).mul_(rstd).mul_(gy)).reshape(each).sum(1)))
         if bias is not None:
@@ -55,10 +55,10 @@ def layer_norm(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> Tensor:
-    """y = x̂ · scale + shift over the last dimensions."""
+    """y = x̂ · scale + shift over the last dimensions; the positions of all examples may be rows of a matrix."""
     if input.dim() <= len(normalized_shape):
         raise refuse("the normalised dimensions include the examples", weight, bias)
-    return apply_layer(_LayerNorm, input, (weight, bias), list(normalized_shape), eps)
+    return apply_layer(_LayerNorm, input, (weight, bias), list(normalized_shape), eps, flat=True)
 
 
 class _GroupNorm(torch.autograd.Function):

@@ -13,7 +13,7 @@ s = Σ_p ‖a_p‖‖b_p‖, the largest norm that its positions could add up to
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,26 +35,27 @@ from hush.per_example.rounding import (
 
 # The cost model that chooses the cheaper way to a norm for each layer: per example, for a weight of in × out used at P
 # positions, in nanoseconds of one core. Materializing the gradient costs P·in·out·a + in·out·b (compute, store, read
-# for the norm and read for the sum); comparing positions costs P²·(in + out)·c + P²·d + 2·P·in·out·a (two Gram matrices
-# for the norm, one double precision matrix product for the sum). benchmarks/layer_costs.py measures both for the
-# convolutions of the benchmark models and prints the choice. If materializing takes too much memory, the gradients are
-# computed for the norm and again for the sum. The products (a is 0.022) are left out of the comparison: where they
-# are large there are many positions, and materializing is cheaper anyway.
+# for the norm and read for the sum); comparing positions costs P²·(in + out)·c + P²·d for the norm (two Gram matrices),
+# and for the sum the gradients once more, a few at a time (P·in·out·a and a little), or with few positions a double
+# precision product (2·P·in·out·a). So products are left out of the comparison. If materializing takes too much memory,
+# only the norm is chosen: Gram matrices, or the gradients of a few examples at a time.
+# benchmarks/layer_costs.py measures the ways for the convolutions of the benchmark models and prints the choice.
 HOLD = 1.5  # b: write, and read twice, one number of a materialized gradient
 GRAM = 0.040  # c: one multiplication in a small product
 ENTRY = 1.0  # d: one entry of the two Gram matrices
-ROOM = 2.0  # a gradient is materialized only up to this many times the size of its factors
+PRODUCT = 0.022  # a: one multiplication in a large product
+FEW = 16  # positions up to which a double precision product is as fast as the gradients once more
+ROOM = 2.0  # the gradient of a matrix is materialized only up to this many times the size of its factors
 CHUNK = 1 << 18  # size of one temporary of a norm: a megabyte stays in the second-level cache
 DOUBLES = 1 << 17  # size of one factor of a product in double precision
 SHALLOWEST, DEEPEST = 64, 1024  # positions that such a product sums
 TRIFLE = 1 + 1e-9  # covers a few roundings in double precision
 
 
-def held_is_cheaper(positions: int, inputs: int, outputs: int) -> bool:
-    """Whether to materialize the per-example gradient rather than compare positions."""
-    size = inputs * outputs
+def held_is_cheaper(positions: int, inputs: int, outputs: int, *, again: bool = False) -> bool:
+    """Whether to materialize the per-example gradient rather than compare positions; ``again`` if only for the norm."""
     gram = positions**2 * ((inputs + outputs) * GRAM + ENTRY)
-    return size * HOLD < gram
+    return inputs * outputs * (HOLD + again * positions * PRODUCT) < gram
 
 
 def chunk_of(numbers_per_example: int, n: int) -> int:
@@ -230,7 +231,7 @@ class OuterProduct:
         outputs = self.b.shape[2]
         if positions == 1:
             return bound_squares(self.a, certain=certain).mul_(bound_squares(self.b, certain=certain))
-        if held_is_cheaper(positions, inputs, outputs):
+        if held_is_cheaper(positions, inputs, outputs, again=True):
             return bound_in_chunks([self], n, inputs * outputs, certain)
         step = chunk_of(positions * max(inputs, outputs, positions), n)
         pairs = zip(torch.split(self.a, step), torch.split(self.b, step), strict=True)
@@ -267,7 +268,38 @@ class OuterProduct:
         small = inputs * outputs <= ROOM * positions * (inputs + outputs)
         if positions > 1 and small and held_is_cheaper(positions, inputs, outputs):
             return Materialized(self.rows(0, n))
-        return self
+        return Recomputed(self.a, self.b) if positions > FEW else self
+
+
+@dataclass(frozen=True)
+class Recomputed(OuterProduct):
+    """The same with many positions: the gradients of a few examples at a time are computed again for the sum."""
+
+    def list_groups(self) -> Iterator[tuple[int, Tensor]]:
+        """The gradients as they are summed, and the index of the first of each group."""
+        n = len(self.a)
+        step = chunk_of(self.a.shape[2] * self.b.shape[2], n)
+        for low in range(0, n, step):
+            yield low, self.rows(low, min(n, low + step))
+
+    def bound_squares(self, certain: bool = True) -> Tensor:
+        """Bounds for the gradients with the rounding that they are summed with."""
+        found = super().bound_squares(certain)
+        if not certain:
+            return found
+        reach, largest = self.reach(), torch.finfo(self.a.dtype).max / 2
+        return add_allowance(found, [reach], self.a.dtype).masked_fill_(reach.s > largest, math.inf)
+
+    def sum(self, weights: Weights) -> Tensor:
+        """One addend per example."""
+        return self.add_sum(None, weights)
+
+    def add_sum(self, total: Tensor | None, weights: Weights) -> Tensor:
+        """The same, added to a sum."""
+        out = self.a.new_zeros(self.b.shape[2], self.a.shape[2]) if total is None else total
+        for low, rows in Recomputed(weights.rows(self.a), weights.rows(self.b)).list_groups():
+            out.view(-1).addmv_(rows.flatten(1).t(), weights.values[low : low + len(rows)])
+        return out
 
 
 def compute_grams(a: Tensor) -> Tensor:
@@ -333,5 +365,6 @@ def merge_terms(terms: list[Term]) -> list[Term]:
     if held:
         merged.append(Materialized(torch.stack([t.values for t in held]).sum(0)) if len(held) > 1 else held[0])
     if outer:
-        merged.append(OuterProduct(torch.cat([t.a for t in outer], 1), torch.cat([t.b for t in outer], 1)))
+        together = OuterProduct(torch.cat([t.a for t in outer], 1), torch.cat([t.b for t in outer], 1))
+        merged.append(together if merged else together.choose_form())
     return merged

@@ -54,6 +54,9 @@ class NoLayerRule(Exception):
         self.why = why
 
 
+NO_RULE = "'{}' of a parameter has no book-keeping rule: use a layer of torch.nn, or give it a small module of its own"
+NOT_FIRST = "the examples are not in the first dimension of {}: put them there (batch_first=True, no transpose before)"
+
 Known = dict[str, list[list[bool]]]
 """By module or parameter, for each of its calls: which inputs hold the examples."""
 
@@ -110,12 +113,13 @@ class Computed(Entry):
     """A value computed from parameters only; ``source`` is connected to them by autograd."""
 
     transposed: Entry | None = None  # the matrix of which this is the transpose
+    stop: NoLayerRule | None = None  # the rule that was refused for a tensor that may hold the examples after all
 
     @staticmethod
-    def of(source: Tensor, entries: list[Entry], transposed: Entry | None) -> Computed:
+    def of(source: Tensor, entries: list[Entry], transposed: Entry | None, stop: NoLayerRule | None) -> Computed:
         """Build from autograd's result; the first parameter names it."""
         first = entries[0]
-        found = Computed(first.name, source.detach(), first.session, transposed=transposed)
+        found = Computed(first.name, source.detach(), first.session, transposed=transposed, stop=stop)
         found.__dict__["source"] = source
         first.session.computed.append(found)
         return found
@@ -204,19 +208,24 @@ def compute(func: Any, args: Any, kwargs: Any, stop: NoLayerRule | None) -> Any:
     entries = [v.entry for v in flat if isinstance(v, TrackedParameter)]
     name = getattr(func, "__name__", str(func))
     label = func.__self__.__name__ if name == "__get__" else name
+    earlier = next((e.stop for e in entries if isinstance(e, Computed) and e.stop), None)
     if not entries or not all(_is_public(v, entries[0].session.n) for v in flat) or _writes(name):
-        raise stop or NoLayerRule(_collect_names(flat), f"'{label}' of a parameter has no book-keeping rule")
+        raise earlier or stop or NoLayerRule(_collect_names(flat), NO_RULE.format(label))
     given = [v.entry.source if isinstance(v, TrackedParameter) else v for v in flat]
     own_args, own_kwargs = pytree.tree_unflatten(given, spec)
     with torch.autograd.graph.saved_tensors_hooks(_keep, _keep):  # checkpointing must not recompute these
         out = func(*own_args, **own_kwargs)
     same = {id(v.entry.source): v for v in flat if isinstance(v, TrackedParameter)}
+    doubtful = any(isinstance(v, Tensor) and entries[0].session.n in v.shape[1:] for v in flat)
+    earlier = earlier or (stop if doubtful else None)
     whole = entries[0] if func in _TRANSPOSES and type(entries[0]) is Entry and entries[0].value.dim() == 2 else None
 
     def wrap(value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.requires_grad:
             return value
-        return same[id(value)] if id(value) in same else TrackedParameter.of(Computed.of(value, entries, whole))
+        return (
+            same[id(value)] if id(value) in same else TrackedParameter.of(Computed.of(value, entries, whole, earlier))
+        )
 
     return pytree.tree_map(wrap, out)
 
@@ -263,7 +272,7 @@ def open_session(x: Any, *parameters: Any, least: int = 2, flat: bool = False) -
     session = entries[0].session
     fits = isinstance(x, Tensor) and entry_of(x) is None and x.dim() >= least
     if not fits or (x.shape[0] % session.n if flat and x.dim() == 2 else x.shape[0] != session.n):
-        raise refuse("the examples are not in the first dimension of the layer's input", *parameters)
+        raise refuse(NOT_FIRST.format("the layer's input"), *parameters)
     return session
 
 
