@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import typer
 from torch import nn
 
-from hush._internal import validate
 from hush._internal.progress import CHECKING
 from hush._internal.text import make_printable
 from hush.checkpointing import LOG
@@ -53,7 +52,7 @@ from hush.cli.prepare import (
     warn_not_saved,
 )
 from hush.data_release import DataRelease
-from hush.datasets.problem import LayerPlace, Problem
+from hush.datasets.problem import Problem
 from hush.distributed.group import (
     ProcessGroup,
     init_distributed,
@@ -170,29 +169,22 @@ def take_all(
 
 # The options of `hush train` for the sanitization layer of a model.
 
-NAMES = "--sanitize-at, --sanitize-width and --sanitize-clip"
+NAMES = "--sanitize-at, --sanitize-width, --sanitize-clip and --sanitize-dropout"
 
 
 def sanitise_task(task: Problem, plan: Plan, given: Training) -> Problem:
-    """The problem with the layer in its model, if the method releases rows."""
-    asked = (given.sanitize_at, given.sanitize_width, given.sanitize_clip)
-    nonnegative: bool | None = getattr(plan.trains_on, "nonnegative", None)  # the range of the layer, if there is one
-    if nonnegative is None:
-        if any(value is not None for value in asked):
+    """The problem with the layer in its model, if the method releases rows, and with the initial weights asked for."""
+    at, width = given.sanitize_at, given.sanitize_width
+    if plan.trains_on is None or not hasattr(plan.trains_on, "nonnegative"):  # the range of the layer, if there is one
+        if any(value is not None for value in (at, width, given.sanitize_clip, given.sanitize_dropout)):
             raise InvalidInputError(f"{NAMES} need a method that releases activations: use --method sanitize-once")
-        return task
-    from hush.sanitize.privatised import SanitizedFeatures
-    from hush.sanitize.problem import insert_layer
+        return task.initialised(given.initialisation)
+    from hush.sanitize.problem import place_layer
 
-    if given.sanitize_width is not None:
-        validate.positive_int(sanitize_width=given.sanitize_width)
-    if given.sanitize_clip is not None:
-        validate.positive(sanitize_clip=given.sanitize_clip)
-    place = LayerPlace(*asked, nonnegative)
-    found = insert_layer(task, place, frozen=isinstance(plan.trains_on, SanitizedFeatures))
-    at = found.architecture.arguments["at"]
-    say(f"sanitization layer after module '{at}' of a network '{found.architecture.arguments['inner']}'")
-    return found
+    found = place_layer(task, plan.trains_on, given, at=at, width=width)
+    inner, at = (found.architecture.arguments[name] for name in ("inner", "at"))
+    say(f"sanitization layer after module '{at}' of a network '{inner}'")
+    return found.initialised(given.initialisation)
 
 
 # What the user sees of the metrics. Exact metrics of held-out rows go to stdout and to ``private/figures.json``.
