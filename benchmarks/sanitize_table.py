@@ -1,7 +1,6 @@
 """The table of docs/sanitize.md, from the records of spec `sanitize`: what each method protects, at which ε, how well.
 
-    python benchmarks/reproduction.py collect STORE specs/sanitize.toml     # results/sanitize.jsonl
-    python benchmarks/sanitize_table.py                                     # docs/sanitize.md, between its two marks
+    hush reproduce 003-table-2    # results/sanitize.jsonl, and docs/sanitize.md between its two marks
 
 A run that stops early is the beginning of one that does not, so the rows with stopping are read off the epochs of the
 same runs: the accuracy and the claimed ε of the epoch at which the paper's flag is first raised, of the last one where
@@ -150,8 +149,3 @@ def rewrite(page: str) -> str:
     before, rest = page.split(BEGIN)
     after = rest.split(END)[1]
     return "\n".join([before + BEGIN, "", *render(), END]) + after
-
-
-if __name__ == "__main__":
-    PAGE.write_text(rewrite(PAGE.read_text()))
-    print(PAGE)
