@@ -11,7 +11,7 @@ from itertools import pairwise
 from published import experiments, faults, mnist, sanitisation
 from published.blocks import list_tries
 from published.mnist import SEEDS, VERSUS, pick_versus
-from published.records import list_percent, read, table, tell_values, wrap
+from published.records import link, list_percent, read, table, tell_values, wrap
 from published.setups import MANY, METHODS, ONE_PASS, RULES, SHORT, list_targets
 from published.sweeps import (
     AHEAD,
@@ -181,7 +181,7 @@ def render_summary() -> list[str]:
             "; ".join(c.text for c in claims if (c.publication, c.holds) == (number, holds)) or "–"
             for holds in (True, False)
         ]
-        rows.append((f"[{number}](#{number}): {title}", counted, *told))
+        rows.append((f"[{number}]({link(experiments.name_section(number))}): {title}", counted, *told))
     return ["## What came out", "", *table(("publication", "tables and figures", "came out", "did not"), rows)]
 
 
@@ -263,7 +263,7 @@ def answer_accuracy() -> Answer:
         f"momentum of 0.9 for this, which the publication does not name; without it {without} of its {len(bare)} rows "
         "come out."
     )
-    return Answer("Do the published accuracies of Tables I to IV come out?", short, "[tables](#000)")
+    return Answer("Do the published accuracies of Tables I to IV come out?", short, f"[tables]({link(experiments.name_section('000'))})")
 
 
 def _tell_quieter(above: Sequence[mnist.Row]) -> str:

@@ -142,6 +142,11 @@ def read_map() -> tuple[dict[str, str], list[Experiment]]:
     return found["publications"], [Experiment(**entry) for entry in entries]
 
 
+def name_section(number: str) -> str:
+    """The heading of a publication's part of the page."""
+    return f"{number}: {read_map()[0][number]}"
+
+
 def choose(name: str) -> list[Experiment]:
     """One entry by its name, or all of a publication."""
     publications, known = read_map()
@@ -155,7 +160,7 @@ def render_map() -> list[str]:
     """The map as a part of the page."""
     publications, known = read_map()
     lines = []
-    for number, title in publications.items():
+    for number in publications:
         rows = [
             (
                 f"[{one.item}]({one.on.removeprefix('reproduction.md')})" if one.on else one.item,
@@ -165,7 +170,7 @@ def render_map() -> list[str]:
             if one.publication == number
         ]
         head = ("", "shows", "state", "why not complete", "CPU time", "command")
-        lines += [f"### {number}: {title}", "", *table(head, rows)]
+        lines += [f"### Tables and figures of {number}", "", *table(head, rows)]
     return lines
 
 

@@ -13,7 +13,7 @@ from hush.bench.spec import read_spec
 from published import records, sanitisation
 from published.answers import LEGEND, NAMES, list_answers, render_answers, render_summary
 from published.blocks import render_blocks, render_tuned
-from published.experiments import read_map, render_map
+from published.experiments import name_section, render_map
 from published.faults import render_faults
 from published.mnist import render_dpsgd, render_ftrl, render_plain, render_versus
 from published.pictures import draw_all
@@ -144,7 +144,7 @@ def render() -> str:
     lines = ["# Published results, run again", "", *wrap(WHAT), "", *render_summary(), *render_answers()]
     lines += ["## Every table and figure", "", *wrap(LISTED), "", *render_map()]
     for publication, parts in PARTS.items():
-        lines += [f'<a id="{publication}"></a>', "", f"## {read_map()[0][publication]}", ""]
+        lines += [f"## {name_section(publication)}", ""]
         for name, part, pictures in parts:
             if read(name):
                 lines += [f"#{line}" if line.startswith("## ") else line for line in part()]

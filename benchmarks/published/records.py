@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import statistics
 import textwrap
 from collections.abc import Iterable
@@ -124,6 +125,11 @@ def epsilon(records: list[Record]) -> str:
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
     """A Markdown table."""
     return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows), ""]
+
+
+def link(heading: str) -> str:
+    """The anchor of a heading on a page."""
+    return "#" + re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def wrap(text: str) -> list[str]:
