@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from torch import nn
 
 from hush._internal.progress import CHECKING
 from hush._internal.text import make_printable
+from hush.accounting.guarantee import rounded_up
 from hush.checkpointing import LOG
 from hush.cli import prepare as t
 from hush.cli.console import (
@@ -122,11 +123,42 @@ def describe_stop(stop: Mapping[str, Any]) -> str:
 # The training loop of `hush train`, with progress.
 
 
+EPOCHS_SHOWN = 20  # at most so many, evenly spread: each takes an evaluation and an account
+
+
+def show_epochs(job: ProblemRun, batch_size: int) -> Callable[[], None]:
+    """A function to call after every step: at the end of an epoch it prints ε of the steps so far, and loss and
+    accuracy on the test rows, which are for the owner of the data."""
+    run, problem = job.run, job.problem
+    per_epoch = -(-run.plan.sampler.examples // batch_size)
+    ends = [*range(per_epoch, run.plan.steps, per_epoch), run.plan.steps]
+    shown = {*ends[:: -(-len(ends) // EPOCHS_SHOWN)], ends[-1]}
+
+    def show_epoch() -> None:
+        if run.ranks.rank or run.next not in shown:
+            return
+        from hush.datasets.evaluation import evaluate_problem
+
+        found = evaluate_problem(problem.trim(run.model) if "private_classes" in job.before else run.model, problem)
+        spent = f"ε = {rounded_up(run.spent.epsilon)} so far, " if run.plan.has_guarantee else ""
+        accuracy = "" if found.accuracy is None else f", test accuracy {100 * found.accuracy:.2f} %"
+        say(f"epoch {ends.index(run.next) + 1} of {len(ends)}: {spent}test loss {found.loss:.4f}{accuracy}")
+
+    return show_epoch
+
+
 ALONE = 2  # steps after which an interrupted process ends on its own, if process 0 was not interrupted
 
 
 def take_all(
-    name: str, run: Run, directory: RunDirectory, watch: EarlyStopping | None, *, every: int, quiet: bool
+    name: str,
+    run: Run,
+    directory: RunDirectory,
+    watch: EarlyStopping | None,
+    *,
+    every: int,
+    quiet: bool,
+    after_step: Callable[[], None] = lambda: None,
 ) -> None:
     """Train to the end or until ``watch`` stops, or exit cleanly: interrupted (exit 130), out of budget or after losing
     a process (exit 1)."""
@@ -144,6 +176,7 @@ def take_all(
             steps = () if over else take_steps(run, checkpoints=directory.checkpoints, every=every)
             for record in steps:
                 bar.advance(shown)
+                after_step()
                 if watch is not None and watch.update([record.numbers()]):
                     break
                 if run.next < run.plan.steps and run.ranks.broadcast(asked()):  # all processes stop at the same step
@@ -380,7 +413,8 @@ def _train(job: ProblemRun, given: Training) -> dict[str, Any] | None:
         log = None if directory.checkpoints is None else directory.checkpoints.directory / LOG
         watch = watch_run(stop, run, given.batch_size, log)
     started = time.perf_counter()
-    take_all(job.problem.name, run, directory, watch, every=given.checkpoint_every, quiet=given.as_json)
+    after = {} if given.as_json else {"after_step": show_epochs(job, given.batch_size)}
+    take_all(job.problem.name, run, directory, watch, every=given.checkpoint_every, quiet=given.as_json, **after)
     seconds = time.perf_counter() - started
     if run.ranks.rank:
         return None
