@@ -263,7 +263,11 @@ def answer_accuracy() -> Answer:
         f"momentum of 0.9 for this, which the publication does not name; without it {without} of its {len(bare)} rows "
         "come out."
     )
-    return Answer("Do the published accuracies of Tables I to IV come out?", short, f"[tables]({link(experiments.name_section('000'))})")
+    return Answer(
+        "Do the published accuracies of Tables I to IV come out?",
+        short,
+        f"[tables]({link(experiments.name_section('000'))})",
+    )
 
 
 def _tell_quieter(above: Sequence[mnist.Row]) -> str:

@@ -133,8 +133,9 @@ RUNS = (
     "",
 )
 LISTED = (
-    "State and time follow from the records: CPU time is that of all runs of an entry on one core, of the published size "
-    "by a dry run. Figures without data (taxonomies, diagrams of programs and networks) are not listed."
+    "State and time follow from the records: CPU time is that of all runs of an entry on one core, of the published "
+    "size by a dry run on a busy machine. Figures without data (taxonomies, diagrams of programs and networks) are not "
+    "listed."
 )
 
 

@@ -119,6 +119,6 @@ def tell_reading() -> str:
     costs = claim(50, 20, per_number=True)
     return (
         f"On CIFAR-10 the CNN reaches at most {wide:.1f} % with noise of Cσ√n for each number and {narrow:.1f} % with "
-        f"Cσ, so Cσ {reached} the published 60 %. By the publication's own formula Cσ would cost ε = {up(costs)} after its "
-        f"100 epochs in batches of 20, where Cσ√n costs {up(claim(50, 20, per_number=False))} and 1.10 is printed."
+        f"Cσ, so Cσ {reached} the published 60 %. By the publication's own formula Cσ would cost ε = {up(costs)} after "
+        f"its 100 epochs in batches of 20, where Cσ√n costs {up(claim(50, 20, per_number=False))} and 1.10 is printed."
     )
