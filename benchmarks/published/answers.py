@@ -261,13 +261,19 @@ def answer_accuracy() -> Answer:
         f"{good} of {among} are within a point of the published accuracy or above it: "
         f"{good - len(above)} within a point, {len(above)} more than a point above{_tell_quieter(above)}. DP-SGD has a "
         f"momentum of 0.9 for this, which the publication does not name; without it {without} of its {len(bare)} rows "
-        "come out."
+        f"come out.{''.join(_tell_initialised(row) for row in mnist.list_initialised())}"
     )
     return Answer(
         "Do the published accuracies of Tables I to IV come out?",
         short,
         f"[tables]({link(experiments.name_section('000'))})",
     )
+
+
+def _tell_initialised(row: mnist.Row) -> str:
+    """What a row is with the initial weights that the publication names."""
+    lead = f"{row.difference:+.2f}".replace("-", "−")
+    return f" With the published initial weights {row.noise} has {tell_values(list_percent(row.runs))} ({lead})."
 
 
 def _tell_quieter(above: Sequence[mnist.Row]) -> str:
