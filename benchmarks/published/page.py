@@ -109,7 +109,7 @@ PARTS: dict[str, tuple[tuple[str, Callable[[], list[str]], dict[str, str]], ...]
 }
 MORE = (
     *("mnist-ftrl-initialisation", "mnist-versus-whole", "setup-2-finer", "setup-2-winners", "setup-3-winners"),
-    *("setup-1-winners", "rates-tried", "sanitize-readings", "building-blocks-curves"),
+    *("setup-1-winners", "rates-tried", "sanitize-readings", "building-blocks-curves", "building-blocks-full"),
 )
 WHAT = (
     "The tables and figures of four publications on private training, run again with hush. ε is by hush's accountant. "

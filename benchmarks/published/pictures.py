@@ -174,7 +174,9 @@ def _curves_blocks() -> list[Panel]:
             for look, (name, runs) in enumerate(found.items())
         ]
         panels += _panel("tries at ε = 1", series[1:], Axis("step"), up)
-        panels += _panel("no privacy", series[:1], Axis("step"), up)
+        whole = pick(read("building-blocks-full"), method="sgd")
+        full = [Series("all images in every step", _in_steps(whole, average_curves(whole, figure)))] if whole else []
+        panels += _panel("no privacy", [*series[:1], *full], Axis("step"), up)
     return panels
 
 
