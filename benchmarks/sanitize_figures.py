@@ -6,7 +6,7 @@ stop is for these 12 000 images; ε against σ and δ is for 50 000, as publishe
 
     python benchmarks/sanitize_figures.py results/sanitize-figures.json --store DIR
     python benchmarks/sanitize_figures.py OUT --store DIR --small          # the digits, seconds
-    python benchmarks/sanitize_pictures.py                                 # draws them for docs/sanitize.md
+    hush reproduce --render                                                # draws them for docs/sanitize.md
 
 Each run is a file of the store and is not run again; the result holds the spec that made it. Every ε in it is the
 paper's claim, which is not proven: the weights before the layer learn from raw features.

@@ -1,7 +1,6 @@
 """The sanitisation layer's figures, drawn from results/sanitize-figures.json, and what docs/sanitize.md says of them.
 
-    python benchmarks/sanitize_figures.py results/sanitize-figures.json --store DIR    # the runs, once
-    python benchmarks/sanitize_pictures.py                        # docs/pictures/sanitize/*.svg, docs/sanitize.md
+    hush reproduce 003-figure-10    # the runs, once; docs/pictures/sanitize/*.svg, docs/sanitize.md
 
 Every ε here is the paper's claim, which an audit refuted: lines of ε are drawn as such.
 """
@@ -177,12 +176,3 @@ def rewrite(page: str, found: dict[str, Any]) -> str:
     """The page with what is made between its two marks."""
     before, rest = page.split(BEGIN)
     return "\n".join([before + BEGIN, "", *render(found), END]) + rest.split(END)[1]
-
-
-if __name__ == "__main__":
-    PICTURES.mkdir(parents=True, exist_ok=True)
-    data = json.loads(DATA.read_text())
-    for name, svg in draw_all(data).items():
-        (PICTURES / name).write_text(svg)
-    PAGE.write_text(rewrite(PAGE.read_text(), data))
-    print(PICTURES, PAGE, sep="\n")

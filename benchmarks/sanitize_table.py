@@ -1,7 +1,6 @@
 """The table of docs/sanitize.md, from the records of spec `sanitize`: what each method protects, at which ε, how well.
 
-    python benchmarks/reproduction.py collect STORE specs/sanitize.toml     # results/sanitize.jsonl
-    python benchmarks/sanitize_table.py                                     # docs/sanitize.md, between its two marks
+    hush reproduce 003-table-2    # results/sanitize.jsonl, and docs/sanitize.md between its two marks
 
 A run that stops early is the beginning of one that does not, so the rows with stopping are read off the epochs of the
 same runs: the accuracy and the claimed ε of the epoch at which the paper's flag is first raised, of the last one where
@@ -23,7 +22,11 @@ from published.records import Record, is_fast, pick, read, spread, table
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "sanitize.md"
 BEGIN, END = "<!-- made by benchmarks/sanitize_table.py -->", "<!-- end of what is made -->"
-HEAD = ("data and network", "method", "protects", "ε", "accuracy, mean ± deviation (seeds)", "published")
+HEAD = (
+    *("data and network", "method", "protects", "ε", "accuracy, mean ± deviation (seeds)", "published"),
+    "batch: here (published)",
+)
+IMPLIED, PRINTED = "20, by its ε", "250"  # of the CNN and of ResNet-18
 PROTECTS = {"example": "features and labels", "features": "features", "labels": "labels"}
 RATE = 1e-3  # of the layer's runs, where nothing else is said
 Curve = list[dict[str, Any]]
@@ -49,7 +52,10 @@ class Row:
         runs = pick(records, **self.wanted)
         ended = runs if self.stop is None else [stop_early(run, self.stop) for run in runs]
         told = self.method + tell_epochs(ended)
-        return self.data, told, self.tell_protected(runs), format_epsilon(ended), spread(ended), self.published
+        shown = self.data, told, self.tell_protected(runs), format_epsilon(ended), spread(ended), self.published
+        batches = {f"{run['config']['batch_size']}" for run in runs if "batch_size" in run["config"]}
+        theirs = "–" if self.published == "–" else PRINTED if self.data == PART else IMPLIED
+        return *shown, f"{', '.join(sorted(batches)) or '–'} ({theirs})"
 
     def tell_protected(self, runs: list[Record]) -> str:
         """What is protected, as the runs say; that it is a claim only, where it is one."""
@@ -150,8 +156,3 @@ def rewrite(page: str) -> str:
     before, rest = page.split(BEGIN)
     after = rest.split(END)[1]
     return "\n".join([before + BEGIN, "", *render(), END]) + after
-
-
-if __name__ == "__main__":
-    PAGE.write_text(rewrite(PAGE.read_text()))
-    print(PAGE)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from published import mnist
+from published import experiments, faults, mnist, sanitisation
+from published.blocks import list_tries
 from published.mnist import SEEDS, VERSUS, pick_versus
-from published.records import list_percent, tell_values, wrap, wrap_item
-from published.setups import MANY, MANY_PUBLISHED, METHODS, ONE_PASS, SHORT, list_targets
+from published.records import link, list_percent, read, table, tell_values, wrap
+from published.setups import MANY, METHODS, ONE_PASS, RULES, SHORT, list_targets
 from published.sweeps import (
     AHEAD,
     ALONE,
@@ -26,9 +29,9 @@ from published.sweeps import (
 
 LEGEND = (
     "Figures are test accuracies in percent, mean ± deviation (seeds); of the VAE, its loss, of which less is better. "
-    "After two of them comes the lead of the first with its 95 % interval (Welch's, one comparison at a time: of equal "
-    "methods one in twenty is called different, more where the best of several is compared with the rest). *Ahead* or "
-    "*behind* is said where the interval leaves out zero, and a loss has to lead by more than it still moves from "
+    "The interval of a lead is Welch's, one comparison at a time: of equal methods one in twenty is called different, "
+    "more where the best of several is compared with the rest. *Ahead* or *behind* is said "
+    "where the interval leaves out zero, and a loss has to lead by more than it still moves from "
     "epoch to epoch; else the two are *not distinguishable*, which does not mean equal. Of single runs the difference "
     "is "
     "given, and no verdict. Where rates were chosen, the first seed is the run by which the rate was chosen, so its "
@@ -45,44 +48,153 @@ NAMES = (
 )
 
 
+COMPARED = ("", "method", "reached", "against", "reached", "lead", "95 % interval of the lead", "")
+
+
 @dataclass(frozen=True)
 class Answer:
-    """A question, what there is to say in a few words, and the figures behind that."""
+    """A question, what there is to say in a few words, where the evidence is, the comparisons behind it, and notes."""
 
     question: str
     short: str
-    metrics: Sequence[str] = ()
+    evidence: str = ""
+    rows: Sequence[tuple[str, ...]] = ()
+    notes: Sequence[str] = ()
 
     def render(self) -> list[str]:
-        """An entry of a list, with a list of the figures in it."""
-        inner = [f"  {line}" for text in self.metrics for line in wrap_item(text, 116)]
-        return [*wrap_item(f"**{self.question}** {self.short}"), *inner]
+        """The comparisons as a table."""
+        shown = table(COMPARED, self.rows) if self.rows else []
+        return [*shown, *(line for note in self.notes for line in [*wrap(note), ""])]
+
+
+def list_answers() -> dict[str, Answer]:
+    """Every question, by the part of the page that has its evidence."""
+    return {
+        "mnist-versus": answer_ftrl(),
+        "setup-3-reduced": answer_lambda(),
+        "setup-2": answer_one_pass(),
+        "setup-1-reduced": answer_rules(),
+    }
 
 
 def render_answers() -> list[str]:
     """The part of the page that comes first."""
-    answers = (
+    answers = [
         answer_accuracy(),
-        answer_ftrl(),
-        answer_lambda(),
-        answer_one_pass(),
-        answer_rules(),
+        *list_answers().values(),
         Answer(
             "Can noisy activations replace noisy gradients?",
-            "Not at the published ε: an audit refutes it. A comparison with proven methods is in "
-            "[sanitize](sanitize.md#comparison).",
+            "Not at the published ε: an audit refutes it.",
+            "[comparison with proven methods](sanitize.md#comparison)",
         ),
-    )
-    return [
-        "## What to believe",
-        "",
-        *(line for one in answers for line in one.render()),
-        "",
-        *wrap(LEGEND),
-        "",
-        *wrap(NAMES),
-        "",
+        Answer(
+            "Which noise gives the published figures of the sanitisation layer?",
+            sanitisation.tell_reading(),
+            "[both readings](#two-readings-of-the-sanitisation-layer)",
+        ),
+        Answer("Does the fourth of four tries win?", answer_tries(), "[four tries](#four-tries-at-one-small-network)"),
     ]
+    rows = [(f"**{one.question}**", one.short, one.evidence) for one in answers]
+    return ["## Answers", "", *table(("question", "answer", "evidence"), rows)]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Something that a publication reports, and whether our runs show it; None while they are missing."""
+
+    publication: str
+    text: str
+    holds: bool | None
+
+
+def list_claims() -> list[Claim]:
+    """What the four publications report."""
+    tables = {
+        "Tables I and II, with momentum 0.9": mnist.list_dpsgd(0.9),
+        "Table III": mnist.list_ftrl(),
+        "Table III, published initial weights": mnist.list_initialised(),
+        "Table IV, with momentum 0.9": _list_versus(),
+    }
+    claims = []
+    for name, rows in tables.items():
+        good = [row for row in rows if row.runs and not row.short]
+        claims.append(Claim("000", f"{name}: {len(good)} of {len(rows)} rows", True if good else None))
+        claims += [Claim("000", f"{name}: {row.tell_lack()}", False) for row in rows if row.short]
+    once, many, five = (read_setup(setup) for setup in ("setup-2", "setup-3", "setup-1"))
+    first, second = ONE_PASS[1], ONE_PASS[0]
+    claims.append(Claim("002", "setup 2: SE ahead of DP-SGD at ε = 10", _leads(once, first, second, 10)))
+    claims.append(
+        Claim("002", "setup 2: DP-SGD not behind SE at ε = 1", _not(_leads(once, first, second, 1, some=True)))
+    )
+    for epsilon in (1, 10):
+        leads = [_leads(many, MANY[2], other, epsilon) for other in MANY[:2]]
+        holds = None if None in leads else all(leads)
+        claims.append(Claim("002", f"setup 3: ME-λ ahead of DP-SGD and ME at ε = {epsilon}", holds))
+    beaten = [_leads(five, other, RULES[0], epsilon, some=True) for other in RULES[2:] for epsilon in (1, 10)]
+    claims.append(Claim("002", "setup 1: DP-SGD not behind DP-AdamBC, DiSK and DiceSGD", _not(_any(beaten))))
+    last = [_leads(five, other, RULES[4], epsilon) for other in RULES[:4] for epsilon in (1, 10)]
+    claims.append(Claim("002", "setup 1: DiceSGD last", None if None in last else all(last)))
+    for problem, title in sanitisation.PROBLEMS.items():
+        reached = sanitisation.find_best(problem, "published")
+        said = float(sanitisation.PUBLISHED[problem][0])
+        told = "not run" if reached is None else f"{reached:.1f} %"
+        holds = None if reached is None else reached >= said - mnist.NEAR
+        claims.append(Claim("003", f"{title}: {said:g} % with noise of Cσ√n (ours {told})", holds))
+    refuted = faults.read_refuted("sanitize")
+    claims.append(Claim("003", f"its ε: claimed 1, measured at least {refuted['epsilon_lower']:.2f}", False))
+    tries = [list_percent(runs) for _, runs in list_tries(read("building-blocks"))[1:]]
+    known = all(len(values) > 1 for values in tries)
+    pairs = [("each try is ahead of the one before", 1), ("the fourth is ahead of the third", 3)]
+    for text, start in pairs:
+        ahead = [Comparison(b, a).verdict == AHEAD for a, b in pairwise(tries[start - 1 :])] if known else []
+        claims.append(Claim("004", text, all(ahead) if known else None))
+    return claims
+
+
+def _list_versus() -> list[mnist.Row]:
+    return [*mnist.list_versus(0.9), *mnist.list_trees()]
+
+
+def _leads(cells: Sequence[Cell], first: str, second: str, epsilon: float, *, some: bool = False) -> bool | None:
+    """Whether a method is ahead of another on every problem and batch, or on ``some``; None while runs are missing."""
+    pairs = _compare_all([c for c in cells if c.epsilon == epsilon], first, [second])
+    found = [one.verdict == AHEAD for _, one, _ in pairs if one.reach is not None]
+    return None if not found else any(found) if some else all(found)
+
+
+def _not(found: bool | None) -> bool | None:
+    return None if found is None else not found
+
+
+def _any(found: Sequence[bool | None]) -> bool | None:
+    return None if None in found else any(found)
+
+
+def render_summary() -> list[str]:
+    """All publications: what is there of them, what came out and what did not."""
+    publications, known = experiments.read_map()
+    claims, rows = list_claims(), []
+    for number, title in publications.items():
+        states = Counter(one.state for one in known if one.publication == number)
+        counted = ", ".join(f"{states[state]} {state}" for state in experiments.STATES if states[state])
+        told = [
+            "; ".join(c.text for c in claims if (c.publication, c.holds) == (number, holds)) or "–"
+            for holds in (True, False)
+        ]
+        rows.append((f"[{number}]({link(experiments.name_section(number))}): {title}", counted, *told))
+    return ["## What came out", "", *table(("publication", "tables and figures", "came out", "did not"), rows)]
+
+
+def answer_tries() -> str:
+    """Which try is best, as published and each at its best settings."""
+    tries = [(name, list_percent(runs)) for name, runs in list_tries(read("building-blocks"))[1:] if runs]
+    if len(tries) < 4:
+        return "Not known yet."
+    best = max(tries, key=lambda found: statistics.mean(found[1]))
+    one = Comparison(tries[-1][1], best[1])
+    if best is tries[-1]:
+        return f"Yes: {tell_values(best[1])}."
+    return f"No: {tell_values(tries[-1][1])}, where try {best[0]} has {tell_values(best[1])} ({one.notify()})."
 
 
 WORDS = {
@@ -139,26 +251,29 @@ def answer_accuracy() -> Answer:
         ("Table III (DP-FTRL)", mnist.list_ftrl()),
         ("Table IV (both)", [*mnist.list_versus(0.9), *mnist.list_trees()]),
     )
-    rows = [row for _, table in tables for row in table]
+    rows = [row for _, listed in tables for row in listed]
     bare = [*mnist.list_dpsgd(0.0), *mnist.list_versus(0.0)]
     good, without = (sum(bool(row.runs) and not row.short for row in some) for some in (rows, bare))
     above = [row for row in rows if (row.difference or 0.0) > mnist.NEAR]
     known = sum(bool(row.runs) for row in rows)
     among = f"the {known} rows that were run, of {len(rows)}," if known < len(rows) else f"{len(rows)} rows"
     short = (
-        f"{good} of {among} of Tables I to IV are within a point of the published accuracy or above it: "
+        f"{good} of {among} are within a point of the published accuracy or above it: "
         f"{good - len(above)} within a point, {len(above)} more than a point above{_tell_quieter(above)}. DP-SGD has a "
-        "momentum of 0.9 for this, which the publication does not name and which was taken because it fits; without it "
-        f"{without} of DP-SGD's {len(bare)} rows come out, most of them single runs. A point is a measure of ours; of "
-        f"how many runs a published figure is, the publication does not say.{_tell_uncounted()}"
+        f"momentum of 0.9 for this, which the publication does not name; without it {without} of its {len(bare)} rows "
+        f"come out.{''.join(_tell_initialised(row) for row in mnist.list_initialised())}"
     )
-    told = []
-    for name, table in tables:
-        missing, few = sum(not row.runs for row in table), sum(0 < len(row.runs) < SEEDS for row in table)
-        text = f"{name}: {mnist.tell_agreement(table)}"
-        text += f" {missing} of {len(table)} rows are not run yet." if missing else ""
-        told.append(text + (f" Rows with fewer than {SEEDS} seeds so far: {few}." if few else ""))
-    return Answer("Do the published accuracies come out?", short, told)
+    return Answer(
+        "Do the published accuracies of Tables I to IV come out?",
+        short,
+        f"[tables]({link(experiments.name_section('000'))})",
+    )
+
+
+def _tell_initialised(row: mnist.Row) -> str:
+    """What a row is with the initial weights that the publication names."""
+    lead = f"{row.difference:+.2f}".replace("-", "−")
+    return f" With the published initial weights {row.noise} has {tell_values(list_percent(row.runs))} ({lead})."
 
 
 def _tell_quieter(above: Sequence[mnist.Row]) -> str:
@@ -167,24 +282,17 @@ def _tell_quieter(above: Sequence[mnist.Row]) -> str:
     return f" (of these {count} with less noise than printed, as exact accounting allows)" if count else ""
 
 
-def _tell_uncounted() -> str:
-    """Published accuracies that are not of Tables I to IV, and how far from them we are."""
-    cells = [c for c in read_setup("setup-3") if c.problem == "cifar10-p1" and c.seeds]
-    lacks = [float(MANY_PUBLISHED[int(c.epsilon)][MANY.index(c.method)]) - statistics.mean(c.values) for c in cells]
-    many = f"setup 3, at a third of its epochs {min(lacks):.0f} to {max(lacks):.0f} points below, and " if lacks else ""
-    return f" Not counted: {many}a layer of noise, whose CIFAR-10 figures do not come out ([sanitize](sanitize.md))."
-
-
 ESTIMATES = {
-    mnist.PLAIN: "by plain sums of nodes, charged for all nodes as published,",
-    mnist.READ: "by plain sums, charged for the nodes they read,",
-    mnist.BEST: "by the best estimate from all nodes,",
+    mnist.PLAIN: "by plain sums, charged for all nodes as published:",
+    mnist.READ: "by plain sums, charged for the nodes they read:",
+    mnist.BEST: "by the best estimate from all nodes:",
 }
 
 
 def answer_ftrl() -> Answer:
     """DP-FTRL against DP-SGD at equal ε: as published, charged for less, and with a better estimate from the nodes."""
-    short, told = [], []
+    question = "Does DP-FTRL beat DP-SGD at equal ε, both accounted exactly?"
+    short, rows = [], []
     for kind, name in ESTIMATES.items():
         for momentum, other in ((0.9, "DP-SGD with momentum 0.9"), (0.0, "DP-SGD without momentum")):
             found = [
@@ -192,42 +300,40 @@ def answer_ftrl() -> Answer:
                 for target in VERSUS
                 if (ftrl := mnist.TREES[kind](target)) and (sgd := pick_versus(target, "dp-sgd", momentum))
             ]
-            if found:
-                each = "; ".join(f"{tell_pair(one)} at ε = {target:g}" for target, one in found)
-                told.append(f"DP-FTRL {name.rstrip(',')}, against {other}: {each}.")
-                if momentum:
-                    so_far = "" if len(found) == len(VERSUS) else " so far"
-                    short.append(f"{name} {give_verdict([(f'{t:g}', one) for t, one in found], 'it at ε = ')}{so_far}")
+            rows += [list_pair(f"ε = {target:g}", f"DP-FTRL {name.rstrip(':')}", other, one) for target, one in found]
+            if found and momentum:
+                so_far = "" if len(found) == len(VERSUS) else " so far"
+                short.append(f"{name} {give_verdict([(f'{t:g}', one) for t, one in found], 'it at ε = ')}{so_far}")
     if not short:
-        return Answer("Does DP-FTRL beat DP-SGD at equal ε, both accounted exactly?", "Not known yet.")
-    end = (
-        " Learning rates and epochs are the published ones: 20 epochs for DP-SGD, 10 for DP-FTRL, which has no "
-        "momentum and holds nothing out where DP-SGD holds out a tenth. The best estimate is `honaker`, "
-        "post-processing: it costs no ε."
+        return Answer(question, "Not known yet.")
+    note = (
+        "Learning rates and epochs are the published ones: 20 epochs for DP-SGD, 10 for DP-FTRL, which has no momentum "
+        "and holds nothing out where DP-SGD holds out a tenth. The best estimate is `honaker`, post-processing."
     )
-    answer = f"Against DP-SGD with momentum 0.9: {'; '.join(short)}.{end}"
-    return Answer("Does DP-FTRL beat DP-SGD at equal ε, both accounted exactly?", answer, told)
+    evidence = "[Table IV](#dp-sgd-against-dp-ftrl-at-equal-ε-table-iv)"
+    return Answer(question, f"Against DP-SGD with momentum 0.9: {'; '.join(short)}.", evidence, rows, [note])
 
 
-def tell_pair(one: Comparison) -> str:
-    """Both figures and what follows."""
-    return f"{tell_values(list(one.first))} against {tell_values(list(one.second))} ({one.notify()})"
+def list_pair(where: str, first: str, second: str, one: Comparison, *told: str) -> tuple[str, ...]:
+    """A line of a table of comparisons; ``told`` are both figures where they say more than mean and deviation."""
+    reached = told or (tell_values(list(one.first)), tell_values(list(one.second)))
+    return where, first, reached[0], second, reached[1], *one.cells()
 
 
 def answer_lambda() -> Answer:
     """ME-λ against DP-SGD and ME."""
     cells = read_setup("setup-3")
-    short, told = [], []
+    short, rows, notes = [], [], []
     for target in list_targets(cells):
         here = [c for c in cells if c.epsilon == target]
         pairs = _compare_all(here, MANY[-1], MANY[:-1])
         verdict = give_verdict([(name, one) for name, one, _ in pairs]) if pairs else tell_missing(here)
         short.append(f"at ε = {target:g} {verdict}{_tell_so_far(here) if pairs else ''}")
-        if pairs:
-            each = "; ".join(f"against {name} {text}" for name, _, text in pairs)
-            told.append(f"ε = {target:g}: {each}.{_tell_left(here)}")
+        rows += [row for _, _, row in pairs]
+        notes += _tell_left(here) if pairs else []
     question = "With noise of the right size and τ = T, does ME-λ beat DP-SGD and ME over ten epochs?"
-    return Answer(question, _join(short), told)
+    evidence = "[setup 3](#many-passes-with-correlated-noise-setup-3-reduced)"
+    return Answer(question, _join(short), evidence, rows, notes)
 
 
 def _join(parts: Sequence[str]) -> str:
@@ -235,28 +341,32 @@ def _join(parts: Sequence[str]) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _compare_all(cells: Sequence[Cell], method: str, others: Iterable[str]) -> list[tuple[str, Comparison, str]]:
-    """A method with others, on every problem and batch where both are known: name, comparison, figures."""
+def _compare_all(
+    cells: Sequence[Cell], method: str, others: Iterable[str]
+) -> list[tuple[str, Comparison, tuple[str, ...]]]:
+    """A method with others, on every problem and batch where both are known: name, comparison, line of a table."""
     found = []
     for own in (c for c in cells if c.method == method and c.seeds):
         for other in others:
             cell = find_cell(cells, problem=own.problem, method=other, epsilon=own.epsilon, batch=own.batch)
             if cell is not None and cell.seeds:
                 one = compare(own, cell)
-                found.append((f"{METHODS[other]} on {SHORT[own.problem]}", one, _tell_cells(own, cell, one)))
+                found.append((f"{METHODS[other]} on {SHORT[own.problem]}", one, _list_cells(own, cell, one)))
     return found
 
 
-def _tell_cells(first: Cell, second: Cell, one: Comparison) -> str:
-    return f"{first.tell_values()} against {second.tell_values()} ({one.notify()})"
+def _list_cells(first: Cell, second: Cell, one: Comparison) -> tuple[str, ...]:
+    where = f"{SHORT[first.problem]}, ε = {first.epsilon:g}, batch {first.batch}"
+    names = METHODS[first.method], METHODS[second.method]
+    return list_pair(where, *names, one, first.tell_values(), second.tell_values())
 
 
-def _tell_left(cells: Sequence[Cell]) -> str:
+def _tell_left(cells: Sequence[Cell]) -> list[str]:
     """What a reader of figures would miss: rates that are not run, and methods that diverged at every rate."""
     missing = sorted({SHORT[c.problem] for c in cells if not c.complete})
     lost = [f"{METHODS[c.method]} on {SHORT[c.problem]}" for c in cells if c.diverged]
-    told = f" Not all runs are in: {', '.join(missing)}." if missing else ""
-    return told + (f" Diverged at every rate: {', '.join(lost)}." if lost else "")
+    told = [f"Not all runs are in: {', '.join(missing)}."] if missing else []
+    return told + ([f"Diverged at every rate: {', '.join(lost)}."] if lost else [])
 
 
 def _tell_so_far(cells: Sequence[Cell]) -> str:
@@ -268,38 +378,41 @@ def _tell_so_far(cells: Sequence[Cell]) -> str:
 def answer_one_pass() -> Answer:
     """SE against DP-SGD in one pass, with SE-λ beside them."""
     cells = read_setup("setup-2")
-    short, told = [], []
+    short, rows, notes = [], [], []
     for target in list_targets(cells):
         here = [c for c in cells if c.epsilon == target]
-        pairs, each = [], []
+        pairs = []
         for batch in sorted({c.batch for c in here}):
-            sgd, se, aware = (find_cell(here, method=m, batch=batch) for m in ONE_PASS)
-            if sgd is not None and se is not None and sgd.seeds and se.seeds:
-                one = compare(se, sgd)
-                pairs.append((f"{batch}", one))
-                more = f"; SE-λ {_tell_cells(aware, sgd, compare(aware, sgd))}" if aware and aware.seeds else ""
-                each.append(f"batch {batch}, SE {_tell_cells(se, sgd, one)}{more}")
+            sgd, *others = (find_cell(here, method=m, batch=batch) for m in ONE_PASS)
+            known = [c for c in others if c is not None and c.seeds] if sgd is not None and sgd.seeds else []
+            for cell in known:
+                one = compare(cell, sgd)
+                pairs += [(f"{batch}", one)] if cell.method == ONE_PASS[1] else []
+                rows.append(_list_cells(cell, sgd, one))
         verdict = f"{give_verdict(pairs, 'it at batch ')}{_tell_so_far(here)}" if pairs else tell_missing(here)
         short.append(f"at ε = {target:g} {verdict}")
-        if each:
-            told.append(f"ε = {target:g}, against DP-SGD: {'; '.join(each)}.{_tell_left(here)}")
-    return Answer("In one pass, does SE beat DP-SGD?", _join(short), told)
+        notes += _tell_left(here) if pairs else []
+    evidence = "[setup 2](#one-pass-over-fashion-mnist-setup-2)"
+    return Answer("In one pass, does SE beat DP-SGD?", _join(short), evidence, rows, notes)
 
 
 def answer_rules() -> Answer:
     """Which of five rules is best."""
     cells = read_setup("setup-1")
-    short, told = [], []
+    short, rows, notes = [], [], []
     for problem in dict.fromkeys(c.problem for c in cells):
         for target in list_targets(cells):
             here = [c for c in cells if c.problem == problem and c.epsilon == target]
             name = f"{SHORT[problem]} at ε = {target:g}"
             if all(c.complete for c in here) and order(here):
                 short.append(f"on {name} {lead(here)}{_tell_so_far(here)}")
-                told.append(f"{name}: {rank(here)}.{_tell_left(here)}")
+                first, *others = order(here)
+                rows += [_list_cells(c, first, compare(c, first)) for c in others]
+                notes += _tell_left(here)
             else:
                 short.append(f"on {name} {tell_missing(here)}")
-    return Answer("Which of five rules for a private step is best over ten epochs?", _join(short), told)
+    question = "Which of five rules for a private step is best over ten epochs?"
+    return Answer(question, _join(short), "[setup 1](#five-rules-for-a-private-step-setup-1-reduced)", rows, notes)
 
 
 def order(cells: Sequence[Cell]) -> list[Cell]:
@@ -321,10 +434,3 @@ def lead(cells: Sequence[Cell]) -> str:
         return "not known yet (single runs)"
     told = group_verdicts([(METHODS[c.method], compare(first, c)) for c in others])
     return f"{name} comes first, {'ahead of all' if set(told) == {AHEAD} else tell_groups(told)}"
-
-
-def rank(cells: Sequence[Cell]) -> str:
-    """Methods with their figures, the best first, and how far each is behind it."""
-    first, *others = order(cells)
-    told = [f"{METHODS[c.method]} {c.tell_values()} ({compare(c, first).notify()})" for c in others]
-    return ", ".join([f"{METHODS[first.method]} {first.tell_values()}", *told])

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from scipy.stats import t
 
 from published.records import Record, epsilon, list_moves, list_percent, pick, read, spread, table, tell_values, wrap
+from published.sweeps import Comparison
 
 HEAD = (
-    *("model", "noise", "published", "ours, mean ± deviation (seeds)", "ours − published", "ε published", "ε here"),
+    *("model", "batch", "noise", "momentum", "initial weights", "published", "ours, mean ± deviation (seeds)"),
+    *("95 % interval of the mean", "ours − published", "ε published", "ε here", "training, s: ours (published)"),
+    "inference, s per 10 000: ours (published)",
 )
 SEEDS = 3  # a row is whole with so many
 NEAR = 1.0  # a point: what a row may lack and still be called reproduced
@@ -28,6 +31,8 @@ class Row:
     published: str
     epsilon_published: str
     runs: Sequence[Record]
+    seconds: str = "–"  # of training and of inference, in the publication
+    inference: str = "–"
 
     @property
     def difference(self) -> float | None:
@@ -44,12 +49,45 @@ class Row:
         """Its line."""
         lack = "" if self.difference is None else f"{self.difference:+.2f}".replace("-", "−")
         here = epsilon(list(self.runs)) if self.runs else ""
-        return self.model, self.noise, self.published, spread(list(self.runs)), lack, self.epsilon_published, here
+        return (
+            *(self.model, self._list("batch_size"), self.noise, self._list("momentum"), self._list("initialisation")),
+            *(self.published, spread(list(self.runs)), self._tell_interval(), lack, self.epsilon_published, here),
+            f"{self._average('train_seconds', 1)} ({self.seconds})",
+            f"{self._average('inference_seconds', 10_000)} ({self.inference})",
+        )
+
+    def _list(self, name: str) -> str:
+        """A setting of the runs; none of those with torch's own initial weights is named in their records."""
+        known = {"initialisation": "torch's", "momentum": 0.0}
+        configs = [run.get("config", {}) for run in self.runs]
+        found = {c.get(name, c.get("options", {}).get(name, known.get(name))) for c in configs}
+        return ", ".join(f"{one:g}" if isinstance(one, float) else f"{one}" for one in sorted(found - {None}))
+
+    def _average(self, figure: str, scale: float) -> str:
+        """Mean of a time, to three figures; it was measured on one core, beside other work."""
+        found = [scale * run[figure] for run in self.runs if run.get(figure) is not None]
+        mean = statistics.mean(found) if found else 0.0
+        return "–" if not found else f"{mean:.0f}" if mean >= 100 else f"{mean:.3g}"
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of our mean (Student's); None of single runs and of equal ones."""
+        values = list_percent(self.runs)
+        if len(values) < 2 or not (width := statistics.stdev(values)):
+            return None
+        low, high = t.interval(0.95, len(values) - 1, statistics.mean(values), width / math.sqrt(len(values)))
+        return float(low), float(high)
+
+    def _tell_interval(self) -> str:
+        return "–" if self.interval is None else "{:.2f} to {:.2f}".format(*self.interval)
+
+    def tell_lack(self) -> str:
+        """How far below."""
+        return f"{self.model} at {self.noise} is {-(self.difference or 0):.2f} points below"
 
     def tell_short(self) -> str:
-        """How far below, and each seed."""
-        each = ", ".join(f"{value:.2f}" for value in list_percent(self.runs))
-        return f"{self.model} at {self.noise} is {-(self.difference or 0):.2f} points below (seeds: {each})"
+        """The same with each seed."""
+        return f"{self.tell_lack()} (seeds: {', '.join(f'{value:.2f}' for value in list_percent(self.runs))})"
 
 
 def tell_agreement(rows: Sequence[Row]) -> str:
@@ -72,6 +110,10 @@ def list_plain() -> list[Row]:
     return [Row(model, "none", said[model], "none", pick(found, problem=name)) for name, model in PROBLEMS]
 
 
+TIMES = {  # training and inference, in seconds, in Tables I and II
+    "mnist-mlp": {1.0: ("226.42", "0.0195"), 0.75: ("223.11", "0.0237"), 0.5: ("234.67", "0.0223")},
+    "mnist-lenet": {1.0: ("228.99", "0.0289"), 0.75: ("227.91", "0.0314"), 0.5: ("253.08", "0.0229")},
+}
 DPSGD = {  # noise multiplier: (ε in the publication, accuracy of the MLP, of LeNet)
     1.0: ("1.68", "92.22", "93.63"),
     0.75: ("3.33", "93.17", "95.38"),
@@ -85,33 +127,46 @@ def list_dpsgd(momentum: float) -> list[Row]:
     for place, (problem, model) in enumerate(PROBLEMS, 1):
         for sigma, said in DPSGD.items():
             runs = pick(found, problem=problem, noise_multiplier=sigma, momentum=momentum)
-            rows.append(Row(f"{model}, momentum {momentum:g}", f"σ = {sigma:g}", said[place], said[0], runs))
+            rows.append(
+                Row(
+                    f"{model}, momentum {momentum:g}",
+                    f"σ = {sigma:g}",
+                    said[place],
+                    said[0],
+                    runs,
+                    *TIMES[problem][sigma],
+                )
+            )
     return rows
 
 
-FTRL = {  # node noise: (ε in the publication, accuracy)
-    25: ("2.65", "90.18"),
-    20: ("3.41", "91.27"),
-    12.5: ("5.84", "93.63"),
-    8: ("9.92", "95.21"),
-    4: ("23.80", "96.17"),
+FTRL = {  # node noise: (ε in the publication, accuracy, training and inference in seconds)
+    25: ("2.65", "90.18", "107.60", "0.0293"),
+    20: ("3.41", "91.27", "111.02", "0.0280"),
+    12.5: ("5.84", "93.63", "107.92", "0.0291"),
+    8: ("9.92", "95.21", "109.17", "0.0307"),
+    4: ("23.80", "96.17", "109.17", "0.0298"),
 }
 
 
-def list_ftrl() -> list[Row]:
+def list_ftrl(spec: str = "mnist-ftrl") -> list[Row]:
     """Table III."""
-    found, rows = read("mnist-ftrl"), []
+    found, rows = read(spec), []
     for noise, said in FTRL.items():
-        rows.append(
-            Row("LeNet", f"node noise {noise:g}", said[1], said[0], pick(found, node_noise=noise, honaker=False))
-        )
+        runs = pick(found, node_noise=noise, honaker=False)
+        rows.append(Row("LeNet", f"node noise {noise:g}", said[1], said[0], runs, *said[2:]))
     return rows
 
 
-VERSUS = {  # ε: (DP-SGD's σ, its accuracy, DP-FTRL's accuracy) in the publication
-    3.41: ("0.872", "95.70", "91.27"),
-    5.71: ("0.710", "96.02", "93.57"),
-    13.14: ("0.545", "96.60", "95.55"),
+def list_initialised() -> list[Row]:
+    """Rows of Table III with the initial weights that the publication names, as far as they have been run."""
+    return [row for row in list_ftrl("mnist-ftrl-initialisation") if row.runs]
+
+
+VERSUS = {  # ε: (DP-SGD's σ, its accuracy, DP-FTRL's, seconds of training of both) in the publication
+    3.41: ("0.872", "95.70", "91.27", "231.89", "111.02"),
+    5.71: ("0.710", "96.02", "93.57", "240.03", "105.61"),
+    13.14: ("0.545", "96.60", "95.55", "246.68", "109.30"),
 }
 
 
@@ -132,20 +187,20 @@ TREES: dict[str, Callable[[float], list[Record]]] = {  # the runs of DP-FTRL at 
 def list_trees(kind: str = PLAIN) -> list[Row]:
     """DP-FTRL at the ε of Table IV, of one of ``TREES``; on all images by plain sums unless another is named."""
     rows = []
-    for target, (_, _, published) in VERSUS.items():
+    for target, (_, _, published, _, seconds) in VERSUS.items():
         runs = TREES[kind](target)
         noise = f"for ε = {target:g}" + (f": node noise {runs[0]['noise_std']:.3g}" if runs else "")
-        rows.append(Row(f"dp-ftrl{kind}", noise, published, f"{target:g}", runs))
+        rows.append(Row(f"dp-ftrl{kind}", noise, published, f"{target:g}", runs, seconds))
     return rows
 
 
 def list_versus(momentum: float) -> list[Row]:
     """Table IV: DP-SGD with this momentum."""
     rows = []
-    for target, (sigma, said, _) in VERSUS.items():
+    for target, (sigma, said, _, seconds, _) in VERSUS.items():
         runs = pick_versus(target, "dp-sgd", momentum)
         noise = f"for ε = {target:g}" + (f": σ {runs[0]['noise_std']:.3g} (printed {sigma})" if runs else "")
-        rows.append(Row(f"dp-sgd, momentum {momentum:g}", noise, said, f"{target:g}", runs))
+        rows.append(Row(f"dp-sgd, momentum {momentum:g}", noise, said, f"{target:g}", runs, seconds))
     return rows
 
 
@@ -194,7 +249,8 @@ def render_ftrl() -> list[str]:
         *_tell_refused(),
         *_tell_restless(rows),
         *_tell_more_seeds(rows),
-        *table(HEAD, [r.cells() for r in rows]),
+        *_tell_initialised(rows),
+        *table(HEAD, [r.cells() for r in (*rows, *list_initialised())]),
     ]
 
 
@@ -210,6 +266,19 @@ def _tell_more_seeds(rows: Sequence[Row]) -> list[str]:
                 f"{max(first) - min(first):.1f} points apart; they alone give {tell_values(first)}, and how many more "
                 "there were to be was fixed before the first of them ran."
             )
+    return [line for text in told for line in [*wrap(text), ""]]
+
+
+def _tell_initialised(rows: Sequence[Row]) -> list[str]:
+    """What the initial weights that the publication names change."""
+    told = []
+    for row in list_initialised():
+        own = next(one for one in rows if one.noise == row.noise)
+        one = Comparison(list_percent(row.runs), list_percent(own.runs))
+        told.append(
+            f"The publication names Kaiming's and Xavier's initial weights; the rows above have torch's own. With the "
+            f"published ones {row.noise} has {spread(list(row.runs))}, against torch's {one.notify()}."
+        )
     return [line for text in told for line in [*wrap(text), ""]]
 
 
@@ -235,20 +304,18 @@ def _tell_restless(rows: Sequence[Row]) -> list[str]:
                 f"At {row.noise} the accuracy still jumps by {statistics.mean(moves):.1f} points on average from one "
                 f"epoch to the next over the last four changes, up to {max(moves):.1f}: which epoch is the last "
                 f"decides what a single run reports. {reached} of {len(row.runs)} seeds are within a point of the "
-                f"published figure{_tell_interval(row)}; of how many runs that is, the publication does not say. "
+                f"published figure{_tell_holds(row)}; of how many runs that is, the publication does not say. "
                 f"{_tell_noise(row.runs[0])}{_tell_tried(row.runs)}"
             )
     return [line for text in told for line in [*wrap(text), ""]]
 
 
-def _tell_interval(row: Row) -> str:
-    """Whether the published figure lies in the 95 % interval of our mean (Student's)."""
-    values = list_percent(row.runs)
-    if len(values) < 2 or not (width := statistics.stdev(values)):
+def _tell_holds(row: Row) -> str:
+    """Whether the published figure lies in the 95 % interval of our mean."""
+    if row.interval is None:
         return ""
-    low, high = t.interval(0.95, len(values) - 1, statistics.mean(values), width / math.sqrt(len(values)))
-    holds = "holds" if low <= float(row.published) <= high else "does not hold"
-    return f", and the 95 % interval of their mean, {low:.1f} to {high:.1f}, {holds} it"
+    low, high = row.interval
+    return f", and the interval of their mean {'holds' if low <= float(row.published) <= high else 'does not hold'} it"
 
 
 def _tell_tried(runs: Sequence[Record]) -> str:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import sanitize_pictures
+import sanitize_table
 from hush.bench.spec import read_spec
-from published import records
-from published.answers import render_answers
+from published import records, sanitisation
+from published.answers import LEGEND, NAMES, list_answers, render_answers, render_summary
 from published.blocks import render_blocks, render_tuned
+from published.experiments import name_section, render_map
 from published.faults import render_faults
 from published.mnist import render_dpsgd, render_ftrl, render_plain, render_versus
 from published.pictures import draw_all
@@ -18,78 +22,107 @@ from published.setups import render_many, render_one_pass, render_rules
 
 PAGE = records.ROOT / "docs" / "reproduction.md"
 PICTURES = records.ROOT / "docs" / "pictures" / "reproduction"
+SANITIZE = records.ROOT / "docs" / "sanitize.md"
 SWEPT = "of every run of the sweep, first seed, over its learning rate; rates are chosen on held-out rows, not by this"
-PARTS: tuple[tuple[str, Callable[[], list[str]], dict[str, str]], ...] = (
-    ("mnist-plain", render_plain, {}),
-    (
-        "mnist-dpsgd",
-        render_dpsgd,
-        {
-            "curves-dpsgd": "Test accuracy over epochs, without privacy and at three noises, mean and deviation over "
-            "seeds, from 80 % on",
-            "confusion-dpsgd-mlp": "What the MLP takes each digit for, percent of it; colour shows mistakes up to 10 %",
-            "confusion-dpsgd-lenet": "The same for LeNet",
-        },
+PARTS: dict[str, tuple[tuple[str, Callable[[], list[str]], dict[str, str]], ...]] = {
+    "000": (
+        (
+            "mnist-plain",
+            render_plain,
+            {
+                "curves-plain": "Test accuracy and loss over epochs without privacy, and what is taken for what",
+            },
+        ),
+        (
+            "mnist-dpsgd",
+            render_dpsgd,
+            {
+                "curves-dpsgd": "Test accuracy over epochs, without privacy and at three noises, mean and deviation "
+                "over seeds, from 80 % on",
+                "epsilon-dpsgd": "ε after each epoch for which it was computed, and test accuracy over it",
+                "confusion-dpsgd-mlp": "What the MLP takes each digit for, percent of it; colour shows mistakes up to "
+                "10 %",
+                "confusion-dpsgd-lenet": "The same for LeNet",
+            },
+        ),
+        (
+            "mnist-ftrl",
+            render_ftrl,
+            {
+                "curves-ftrl": "Test accuracy over epochs of DP-FTRL, mean and deviation over seeds, from 80 % on",
+                "epsilon-ftrl": "ε after each epoch, and test accuracy over it",
+                "confusion-ftrl": "What DP-FTRL's LeNet takes each digit for, in the same colours",
+            },
+        ),
+        (
+            "mnist-versus",
+            render_versus,
+            {
+                "curves-versus": "Test accuracy over epochs at equal ε, mean and deviation over seeds, from 80 % on",
+                "confusion-versus": "What each takes a digit for, in the same colours; DP-FTRL by plain sums on all "
+                "images",
+            },
+        ),
     ),
-    (
-        "mnist-ftrl",
-        render_ftrl,
-        {
-            "curves-ftrl": "Test accuracy over epochs of DP-FTRL, mean and deviation over seeds, from 80 % on",
-            "confusion-ftrl": "What DP-FTRL's LeNet takes each digit for, in the same colours",
-        },
+    "002": (
+        (
+            "setup-2",
+            render_one_pass,
+            {
+                "rates-setup-2": f"Test accuracy {SWEPT}",
+                "heatmap-setup-2": "Test accuracy by learning rate and batch size, as published: one seed, no rates "
+                "between",
+            },
+        ),
+        (
+            "setup-3-reduced",
+            render_many,
+            {
+                "rates-setup-3": f"Test figure {SWEPT}",
+                "curves-setup-3": "Test figure over epochs at the chosen rates, mean and deviation over seeds",
+            },
+        ),
+        (
+            "setup-1-reduced",
+            render_rules,
+            {
+                "rates-setup-1": f"Test figure {SWEPT}",
+                "curves-setup-1": "Test figure over epochs at the chosen rates, mean and deviation over seeds",
+            },
+        ),
     ),
-    (
-        "mnist-versus",
-        render_versus,
-        {
-            "curves-versus": "Test accuracy over epochs at equal ε, mean and deviation over seeds, from 80 % on",
-            "confusion-versus": "What each takes a digit for, in the same colours; DP-FTRL by plain sums on all images",
-        },
+    "003": (
+        (
+            "sanitize",
+            sanitisation.render_readings,
+            {"curves-sanitize": "Test accuracy over epochs of every setting that was run"},
+        ),
     ),
-    (
-        "setup-2",
-        render_one_pass,
-        {"rates-setup-2": f"Test accuracy {SWEPT}"},
+    "004": (
+        (
+            "building-blocks",
+            render_blocks,
+            {"curves-blocks": "Test accuracy and loss over steps, mean and deviation over seeds"},
+        ),
+        ("building-blocks-tuned", render_tuned, {}),
     ),
-    (
-        "setup-3-reduced",
-        render_many,
-        {
-            "rates-setup-3": f"Test figure {SWEPT}",
-            "curves-setup-3": "Test figure over epochs at the chosen rates, mean and deviation over seeds",
-        },
-    ),
-    (
-        "setup-1-reduced",
-        render_rules,
-        {
-            "rates-setup-1": f"Test figure {SWEPT}",
-            "curves-setup-1": "Test figure over epochs at the chosen rates, mean and deviation over seeds",
-        },
-    ),
-    ("building-blocks", render_blocks, {}),
-    ("building-blocks-tuned", render_tuned, {}),
-)
+}
 MORE = (
-    *("mnist-versus-whole", "setup-2-finer", "setup-2-winners", "setup-3-winners", "setup-1-winners", "rates-tried"),
+    *("mnist-ftrl-initialisation", "mnist-versus-whole", "setup-2-finer", "setup-2-winners", "setup-3-winners"),
+    *("setup-1-winners", "rates-tried", "sanitize-readings", "building-blocks-curves", "building-blocks-full"),
 )
 WHAT = (
-    "Accuracies and ε that were published for private training, compared with what hush gets on the same data with the "
-    "published settings, as far as they are given (what differs is said at each table), with ε by hush's accountant. "
-    "Tables I to IV are numbered as they were published. First what follows from it, then every table, last what was "
-    "[wrong](#what-is-wrong-in-published-results)."
+    "The tables and figures of four publications on private training, run again with hush. ε is by hush's accountant. "
+    "`hush reproduce` lists the same, `hush reproduce NAME` runs what is missing, and `hush reproduce --render` writes "
+    "this page from [results](../results/README.md)."
 )
 HOW = (
-    "Every figure of a run comes from the records in [results](../results/README.md): one line a run, with settings, "
-    "seed and versions. `hush bench specs/NAME.toml --store STORE` makes the runs, `benchmarks/reproduction.py "
-    "collect` the records, and `benchmarks/reproduction.py render` this page and its pictures. Noise is from a fixed "
-    "secret, as the data are public; seeds differ in initial weights, sampling and noise. ε here is for one example's "
-    "contribution becoming zero, by the accountant that [accounting](accounting.md) describes; it is rounded up. All "
-    "private runs were made in [fast arithmetic](sharp-edges.md#arithmetic), so their ε is claimed; the same settings "
-    "in rigorous arithmetic, today's default, have the same ε, proven."
+    "Every record is one run, with settings, seed and versions. Noise is from a fixed secret, as the data are public; "
+    "seeds differ in initial weights, sampling and noise. ε here is for one example's contribution becoming zero, by "
+    "the accountant that [accounting](accounting.md) describes; it is rounded up. All private runs were made in [fast "
+    "arithmetic](sharp-edges.md#arithmetic), so their ε is claimed; the same settings in rigorous arithmetic, today's "
+    "default, have the same ε, proven."
 )
-
 RUNS = (
     "## What has been run",
     "",
@@ -99,24 +132,34 @@ RUNS = (
     ),
     "",
 )
+LISTED = (
+    "State and time follow from the records: CPU time is that of all runs of an entry on one core, of the published "
+    "size by a dry run on a busy machine. Figures without data (taxonomies, diagrams of programs and networks) and the "
+    "table of models (002, Table 4.1: problems `cifar10-p1`, `fashion-p2` and `fashion-vae`) are not listed."
+)
 
 
 def render() -> str:
     """The page. A part whose spec has not been run is left out, and the list of runs says so."""
-    drawn = draw_all()
-    lines = ["# Published results, run again", "", *wrap(WHAT), "", *render_answers(), *_render_runs(), *wrap(HOW), ""]
-    for name, part, pictures in PARTS:
-        if read(name):
-            lines += part()
-            for picture, told in pictures.items():
-                if f"{picture}.svg" in drawn:
-                    lines += [f"![{told}](pictures/reproduction/{picture}.svg)", "", f"*{told}.*", ""]
-    return "\n".join([*lines, *render_faults()]).rstrip() + "\n"
+    drawn, answers = draw_all(), list_answers()
+    lines = ["# Published results, run again", "", *wrap(WHAT), "", *render_summary(), *render_answers()]
+    lines += ["## Every table and figure", "", *wrap(LISTED), "", *render_map()]
+    for publication, parts in PARTS.items():
+        lines += [f"## {name_section(publication)}", ""]
+        for name, part, pictures in parts:
+            if read(name):
+                lines += [f"#{line}" if line.startswith("## ") else line for line in part()]
+                lines += answers[name].render() if name in answers else []
+                for picture, told in pictures.items():
+                    if f"{picture}.svg" in drawn:
+                        lines += [f"![{told}](pictures/reproduction/{picture}.svg)", "", f"*{told}.*", ""]
+    lines += [*render_faults(), "## Terms", "", *wrap(LEGEND), "", *wrap(NAMES), "", *_render_runs(), *wrap(HOW)]
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _render_runs() -> list[str]:
     rows = []
-    for name in (*(part[0] for part in PARTS), *MORE):
+    for name in (*(part[0] for parts in PARTS.values() for part in parts), *MORE):
         spec = records.SPECS / f"{name}.toml"
         planned = f"{len(read_spec(spec).trials)}" if spec.exists() else "not chosen yet"
         counts = Counter(record["outcome"] for record in read(name))
@@ -126,14 +169,30 @@ def _render_runs() -> list[str]:
     return [*RUNS, *table(("spec", "runs in", "planned"), rows)]
 
 
+def render_files() -> dict[Path, str]:
+    """Every page and picture that follows from the records, as it should be."""
+    found = {PICTURES / name: svg for name, svg in draw_all().items()}
+    figures = json.loads(sanitize_pictures.DATA.read_text())
+    found |= {sanitize_pictures.PICTURES / name: svg for name, svg in sanitize_pictures.draw_all(figures).items()}
+    sanitize = sanitize_pictures.rewrite(SANITIZE.read_text(), figures)
+    return found | {SANITIZE: sanitize_table.rewrite(sanitize), PAGE: render()}
+
+
+def find_changes() -> list[Path]:
+    """The files that differ from what the records give, and pictures that are drawn no more."""
+    wanted = render_files()
+    changed = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
+    return sorted([*changed, *(path for path in PICTURES.glob("*.svg") if path not in wanted)])
+
+
 def write_page() -> list[Path]:
-    """The page and its pictures; a picture that is drawn no more goes."""
+    """Write what differs; a picture that is drawn no more goes."""
     PICTURES.mkdir(parents=True, exist_ok=True)
-    drawn = draw_all()
-    for path in PICTURES.glob("*.svg"):
-        if path.name not in drawn:
-            path.unlink()
-    for name, svg in drawn.items():
-        (PICTURES / name).write_text(svg)
-    PAGE.write_text(render())
-    return [PAGE, *(PICTURES / name for name in drawn)]
+    for _ in range(2):  # the map says which pictures are there
+        changed, wanted = find_changes(), render_files()
+        for path in changed:
+            if path in wanted:
+                path.write_text(wanted[path])
+            else:
+                path.unlink()
+    return list(wanted)

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 from hush.report.svg import WIDTH, Axis, Dot, Series, draw_cells, draw_lines, make_standalone, text_of
 from hush.report.svg import Cell as Square
-from published import mnist
+from published import mnist, sanitisation
+from published.blocks import list_tries
 from published.mnist import Row
 from published.records import Record, epsilon, pick, read
 from published.setups import MANY, METHODS, ONE_PASS, PROBLEMS, RULES
-from published.sweeps import Cell, find_merit, find_rate, read_setup
+from published.sweeps import Cell, find_merit, find_rate, read_cells, read_setup
 
 FLOOR = 0.8  # of MNIST's accuracies: what is below is before the first useful epoch, and would squeeze the rest
 EPOCHS, ACCURACY = Axis("epoch"), Axis("test accuracy, %", percent=True)
@@ -26,6 +27,12 @@ def draw_all() -> dict[str, str]:
     """Every picture whose records are there: its file's name and its SVG."""
     once, many, rules = (read_setup(f"setup-{number}") for number in (2, 3, 1))
     found = {
+        "curves-plain": (_curves_plain(), 2),
+        "epsilon-dpsgd": (_epsilons(mnist.list_dpsgd(0.9)), 2),
+        "epsilon-ftrl": (_epsilons(mnist.list_ftrl()), 2),
+        "heatmap-setup-2": (_heatmaps(read_cells("setup-2")), 3),
+        "curves-sanitize": (_curves_sanitize(), 2),
+        "curves-blocks": (_curves_blocks(), 2),
         "curves-dpsgd": (_curves_dpsgd(), 2),
         "confusion-dpsgd-mlp": (_confusions(mnist.list_dpsgd(0.9)[:3]), 3),
         "confusion-dpsgd-lenet": (_confusions(mnist.list_dpsgd(0.9)[3:]), 3),
@@ -93,6 +100,89 @@ def _curves_dpsgd() -> list[Panel]:
             series.append(Series(told, average_curves(row.runs, floor=FLOOR)))
         panels += _panel(f"{model}, DP-SGD with momentum 0.9", series)
     return panels
+
+
+def _curves_plain() -> list[Panel]:
+    """Loss and accuracy over epochs without privacy, and what is taken for what."""
+    rows = [row for row in mnist.list_plain() if row.runs]
+    shown = (("test_accuracy", ACCURACY, FLOOR), ("test_loss", Axis("test loss"), 0.0))
+    curves = [
+        panel
+        for row in rows
+        for figure, up, floor in shown
+        for panel in _panel(row.model, [Series("SGD", average_curves(row.runs, figure, floor), "none")], up=up)
+    ]
+    return [*curves, *_confusions(rows)]
+
+
+def _epsilons(rows: Sequence[Row]) -> list[Panel]:
+    """ε after each epoch for which it was computed, and the accuracy over it."""
+    panels = []
+    for model in dict.fromkeys(row.model for row in rows):
+        spent, reached = [], []
+        for row in (row for row in rows if row.model == model and row.runs):
+            known = [point for point in row.runs[0]["curve"] if point.get("epsilon") is not None]
+            accuracies = {dot.x: dot for dot in average_curves(row.runs)}
+            spent.append(Series(row.noise, [Dot(point["epoch"], point["epsilon"]) for point in known]))
+            both = [(point["epsilon"], accuracies.get(point["epoch"])) for point in known]
+            reached.append(Series(row.noise, [Dot(x, dot.y, spread=dot.spread) for x, dot in both if dot is not None]))
+        panels += _panel(f"{model}: ε so far", spent, up=Axis("ε", log=True))
+        panels += _panel(f"{model}: accuracy over ε", reached, Axis("ε", log=True))
+    return panels
+
+
+def _heatmaps(cells: Sequence[Cell]) -> list[Panel]:
+    """Test accuracy by learning rate and batch size."""
+    panels = []
+    for target in sorted({cell.epsilon for cell in cells}):
+        for method in ONE_PASS:
+            here = sorted((c for c in cells if (c.method, c.epsilon) == (method, target)), key=lambda c: c.batch)
+            runs = [{find_rate(run): 100 * run["test_accuracy"] for run in cell.finished} for cell in here]
+            rates = sorted({rate for found in runs for rate in found})
+            squares = [[_square(found.get(rate), f"{rate:g}") for rate in rates] for found in runs]
+            title = f"{METHODS[method]}, ε = {target:g}"
+            names = [f"{rate:g}" for rate in rates]
+            if rates:
+                across, down = Axis("learning rate"), Axis("batch")
+                panels.append((title, draw_cells(title, across, down, names, [f"{c.batch}" for c in here], squares)))
+    return panels
+
+
+def _square(value: float | None, rate: str) -> Square:
+    return Square(value, "" if value is None else f"{value:.1f}", f"learning rate {rate}")
+
+
+def _curves_sanitize() -> list[Panel]:
+    """Accuracy over epochs of the sanitisation layer, every setting that was run."""
+    panels = []
+    runs = pick([*read("sanitize"), *read("sanitize-readings")], method="sanitize")
+    for problem, title in sanitisation.PROBLEMS.items():
+        named: dict[str, list[Record]] = {}
+        for run in (run for run in runs if run["config"]["problem"] == problem):
+            named.setdefault(sanitisation.name_setting(run), []).append(run)
+        panels += _panel(title, [Series(name, average_curves(found), "refuted") for name, found in named.items()])
+    return panels
+
+
+def _curves_blocks() -> list[Panel]:
+    """Accuracy and loss of the four tries over their steps, and of training without privacy."""
+    found = {name: runs for name, runs in list_tries(read("building-blocks"), read("building-blocks-curves")) if runs}
+    panels = []
+    for figure, up in (("test_accuracy", ACCURACY), ("test_loss", Axis("test loss"))):
+        series = [
+            Series(name, _in_steps(runs, average_curves(runs, figure)), look=look)
+            for look, (name, runs) in enumerate(found.items())
+        ]
+        panels += _panel("tries at ε = 1", series[1:], Axis("step"), up)
+        whole = pick(read("building-blocks-full"), method="sgd")
+        full = [Series("all images in every step", _in_steps(whole, average_curves(whole, figure)))] if whole else []
+        panels += _panel("no privacy", [*series[:1], *full], Axis("step"), up)
+    return panels
+
+
+def _in_steps(runs: Sequence[Record], points: Sequence[Dot]) -> list[Dot]:
+    last = points[-1].x if points else 1.0
+    return [Dot(point.x / last * runs[0]["steps"], point.y, spread=point.spread) for point in points]
 
 
 def _curves_ftrl() -> list[Panel]:

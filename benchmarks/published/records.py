@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import statistics
 import textwrap
 from collections.abc import Iterable
@@ -17,7 +18,7 @@ KEPT = (
     *("key", "outcome", "reason", "config", "versions", "test_loss", "test_accuracy", "validation_loss"),
     *("validation_accuracy", "epsilon", "delta", "status", "protects", "adjacency", "accountant"),
     *("noise_multiplier", "sensitivity", "noise_std", "steps", "steps_taken", "examples", "parameters"),
-    *("train_seconds", "confusion"),
+    *("train_seconds", "evaluation_seconds", "inference_seconds", "stopped", "confusion"),
 )
 CURVE = ("epoch", "test_accuracy", "test_loss", "validation_accuracy", "epsilon", "spread")
 Record = dict[str, Any]
@@ -56,7 +57,7 @@ def restore(store: Path, spec: Path) -> int:
 
     opened, wanted = open_store(store), {trial.key for trial in read_spec(spec).trials}
     found = [record for record in read(spec.stem) if record["key"] in wanted]
-    for record in found:
+    for record in (one for one in found if not opened.has(one["key"])):
         told = {k: v for k, v in record.items() if k != "curve"} | {"seconds": record.get("train_seconds", 0.0)}
         opened.finish(record["key"], Result(told, tuple(record["curve"])))
     return len(found)
@@ -124,6 +125,11 @@ def epsilon(records: list[Record]) -> str:
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
     """A Markdown table."""
     return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows), ""]
+
+
+def link(heading: str) -> str:
+    """The anchor of a heading on a page."""
+    return "#" + re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def wrap(text: str) -> list[str]:

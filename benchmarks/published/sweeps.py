@@ -204,14 +204,26 @@ class Comparison:
             return OPEN
         return AHEAD if self.lead > 0 else BEHIND
 
+    def cells(self) -> tuple[str, str, str]:
+        """Lead, its interval, and the verdict."""
+        if self.reach is None:
+            return _sign(self.lead), "–", self.verdict
+        return _sign(self.lead), self._tell_interval(), self._tell_verdict()
+
+    def _tell_interval(self) -> str:
+        assert self.reach is not None
+        return f"{_sign(self.lead - self.reach)} to {_sign(self.lead + self.reach)}"
+
+    def _tell_verdict(self) -> str:
+        small = self.verdict == OPEN and self.reach is not None and abs(self.lead) > self.reach
+        return self.verdict + (f", less than the {self.least:.1f} by which it still moves" if small else "")
+
     def notify(self) -> str:
         """The verdict, with the interval where there is one."""
         if self.reach is None:
             return f"{_sign(self.lead)}, {self.verdict}"
-        ends = f"{_sign(self.lead - self.reach)} to {_sign(self.lead + self.reach)}"
-        small = self.verdict == OPEN and abs(self.lead) > self.reach
-        why = f", less than the {self.least:.1f} by which it still moves" if small else ""
-        return f"{self.verdict}: {_sign(self.lead)}, {ends}{why}"
+        verdict, _, why = self._tell_verdict().partition(",")
+        return f"{verdict}: {_sign(self.lead)}, {self._tell_interval()}{f',{why}' if why else ''}"
 
 
 def _sign(value: float) -> str:

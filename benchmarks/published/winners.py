@@ -28,7 +28,7 @@ def render_winners(name: str) -> str:
     grids = [_render_grid(swept, trial) for _, trial in chosen if trial is not None]
     left = sum(trial is None for _, trial in chosen)
     head = [
-        f"# The winners of {SETUPS[name][0]} over {SEEDS} seeds; made by `benchmarks/reproduction.py winners {name}`.",
+        f"# The winners of {SETUPS[name][0]} over {SEEDS} seeds; made by `hush reproduce`.",
         f"# Run it in the store of {SETUPS[name][0]}: the first seed of each is there already.",
         *(
             [f"# {left} of {len(cells)} cells are not here: not all of their rates have been run, or all diverged."]

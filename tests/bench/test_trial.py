@@ -15,15 +15,17 @@ from torch import nn
 
 from hush.bench.executors import Inline
 from hush.bench.selection_cost import price_choices
-from hush.bench.spec import read_spec
+from hush.bench.spec import check_spec, read_spec
 from hush.bench.store import open_store
 from hush.bench.sweep import sweep
 from hush.bench.timing import estimate
 from hush.bench.trial import (
+    MODEL_AXES,
     POINTS,
     Accounts,
     RunOptions,
     WatchedLosses,
+    configure_problem,
     load_problem,
     make_trial_plan,
     pick_steps,
@@ -32,8 +34,10 @@ from hush.bench.trial import (
 from hush.datasets import catalogue
 from hush.datasets.evaluation import evaluate_problem
 from hush.datasets.problem import cross_entropy
+from hush.errors import InvalidInputError
 from hush.methods import make_plan
 from hush.randomness import Secret, seeded
+from hush.sanitize.layer import find_layer
 from hush.training import take_steps
 
 
@@ -323,6 +327,84 @@ def test_an_estimate_knows_the_methods_that_need_epsilon(small) -> None:
     trials = [replace(small.trials[0], method=method, settings=settings) for method in ("auto", "dp-bandmf")]
     found = estimate(trials)
     assert (found.reason, found.timed) == ("", 2)
+
+
+LAYERED = """
+secret_seed = 1
+[defaults]
+problem = "digits-sanitized"
+method = "sanitize"
+noise_multiplier = 1.0
+accept_claimed = true
+batch_size = 256
+epochs = 4
+lr = 3e-3
+[[grid]]
+"""
+
+
+def test_settings_of_a_layer_are_axes_that_reach_the_layer(write_spec) -> None:
+    more = 'sanitize_width = [6, 9]\nsanitize_clip = 0.25\nsanitize_dropout = 0.5\ndropout_place = "before"\n'
+    plain, *set_ = read_spec(write_spec(LAYERED + "\n[[grid]]\n" + more)).trials
+    assert not MODEL_AXES.keys() & plain.config().keys()  # a setting that is not given is no part of a key
+    assert len({plain.key, *(trial.key for trial in set_)}) == 3
+    for trial, width in zip(set_, (6, 9), strict=True):
+        problem = load_problem(trial.problem, 0, 0.1)
+        plan = make_trial_plan(trial, problem, Accounts(None))
+        layer = find_layer(configure_problem(trial, problem, plan).model())[1]
+        layer.train()(torch.zeros(3, width))
+        assert (layer.width, layer.clip, layer.dropout, layer.place) == (width, 0.25, 0.5, "before")
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ('initialisation = "kaiming"', "initialisation"),
+        ('sanitize_scale = "per-number"', "sanitize_width"),
+        ("sanitize_dropout = 1.5", "sanitize_dropout"),
+        ("sanitize_clip = -1.0", "sanitize_clip"),
+        ('stop = "soon"', "soon"),
+    ],
+)
+def test_a_bad_setting_of_a_layer_is_found_before_the_first_run(write_spec, line, named) -> None:
+    with pytest.raises(InvalidInputError, match=named):
+        check_spec(read_spec(write_spec(LAYERED + line)))
+    check_spec(read_spec(write_spec(LAYERED)))
+
+
+def test_a_layer_for_a_method_without_one_is_a_failed_run(store, small) -> None:
+    trial = replace(small.trials[0], settings=small.trials[0].settings | {"sanitize_clip": 0.25})
+    assert run_one(store, trial)["outcome"] == "failed"
+    assert "sanitize_clip" in store.record(trial.key)["reason"]
+
+
+def test_a_run_stops_at_its_flag_and_all_planned_steps_are_counted(tmp_path, write_spec) -> None:
+    early, never = read_spec(write_spec(LAYERED + 'stop = ["2:100", "2:0"]')).trials
+    store = open_store(tmp_path / "store")
+    stopped, whole = run_one(store, early), run_one(store, never)
+    per_epoch = -(-stopped["examples"] // 256)
+    assert (stopped["steps_taken"], stopped["stopped"]["after_epochs"]) == (2 * per_epoch, 2)
+    assert (whole["steps_taken"], "stopped" in whole) == (4 * per_epoch, False)
+    assert stopped["epsilon"] == whole["epsilon"] > stopped["stopped"]["epsilon_there"]
+    lines = (store.folder(early.key) / "epochs.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [per_epoch, 2 * per_epoch]
+
+    class Killed(BaseException):
+        pass
+
+    taken = []
+
+    def pulse() -> None:
+        taken.append(1)
+        if len(taken) == per_epoch + 2:
+            raise Killed
+
+    again = open_store(tmp_path / "again")
+    with pytest.raises(Killed):
+        run_trial(early, again, RunOptions(checkpoint_seconds=0.0, pulse=pulse))
+    resumed = run_one(again, early)
+    assert resumed["resumed"] == 1
+    assert all(resumed[name] == stopped[name] for name in ("stopped", "test_accuracy", "epsilon"))
 
 
 def test_epsilon_is_computed_for_a_bounded_number_of_epochs() -> None:

@@ -13,7 +13,7 @@ import pytest
 import typer
 
 import hush.cli
-from hush._internal.settings import PRIVACY, PlanSettings, list_settings, option
+from hush._internal.settings import PRIVACY, ModelSettings, PlanSettings, list_settings, option
 from hush.bench.trial import AXES
 from hush.cli import app, main
 from hush.cli.options import (
@@ -116,7 +116,7 @@ def test_a_field_is_an_option_with_its_help_and_its_default() -> None:
 
 
 def test_axes_are_the_settings_of_a_plan() -> None:
-    assert set(AXES) == {f.name for f in fields(PlanSettings)}
+    assert set(AXES) == {f.name for kind in (PlanSettings, ModelSettings) for f in fields(kind)}
     assert {"arithmetic", "average", "delta"} <= set(AXES)
     assert not {"calibrate", "examples", "counted", "assumptions", "method"} & set(AXES)
     page = (Path(__file__).parents[2] / "docs" / "bench.md").read_text()
@@ -178,6 +178,10 @@ ADDED = {
     "sanitize_at",
     "sanitize_clip",
     "sanitize_width",
+    "sanitize_scale",
+    "sanitize_dropout",
+    "dropout_place",
+    "initialisation",
     "stop",
 }  # since then
 
@@ -226,6 +230,8 @@ GIVEN = {
     "sampling": "fixed-size",
     "sample_rate": 0.01,
     "average": "ema:0.9",
+    "sanitize_width": 7,
+    "sanitize_scale": "per-number",
 }
 
 

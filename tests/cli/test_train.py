@@ -683,3 +683,27 @@ def test_a_unit_counts_once_in_figures_with_noise(table_units: Path) -> None:
     assert drawn["figures"]["rows"] == units
     assert drawn["weighed"] == "each patient_id counts 1, whatever its rows"
     assert torch.is_tensor(problem.test[1])
+
+
+@pytest.mark.parametrize("method", ["dp-sgd", "dp-ftrl", "sgd"])
+def test_every_epoch_says_what_was_spent_and_reached(method, capsys) -> None:
+    noise = () if method == "sgd" else ("--epsilon", 4.0)
+    arguments = ("train", "--problem", "digits-mlp", "--method", method, *noise, "--epochs", 3, "--batch-size", 256)
+    code, out, err = call(capsys, *arguments, "--secret-seed", 1)
+    assert code == 0
+    lines = [line for line in err.splitlines() if line.startswith("epoch ")]
+    numbers = [[float(n) for n in re.findall(r"\d+(?:\.\d+)?", line)] for line in lines]
+    assert [found[:2] for found in numbers] == [[1, 3], [2, 3], [3, 3]]
+    assert f"{numbers[-1][-1]:.2f} %" in out  # the accuracy of the last epoch is that of the model
+    spent = [found[2] for found in numbers]
+    if noise:
+        assert spent[0] < spent[1] < spent[2] <= 4.0
+    assert {len(found) for found in numbers} == {5 if noise else 4}
+    assert "epoch " not in call(capsys, *arguments, "--json")[2]
+
+
+def test_many_epochs_are_shown_at_most_twenty_times(capsys) -> None:
+    arguments = ("train", "--problem", "digits-logistic", "--epochs", 45, "--batch-size", 719, "--secret-seed", 1)
+    shown = [line for line in call(capsys, *arguments)[2].splitlines() if line.startswith("epoch ")]
+    assert 10 <= len(shown) <= 20
+    assert shown[-1].startswith("epoch 45 of 45: ")

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hush.datasets import catalogue
 from hush.datasets.models import VAE, Funnel, ResNet18, lenet5, logistic, mlp, p1, p2, small_cnn, vae_losses
 from hush.errors import InvalidInputError
 from hush.randomness import seeded
@@ -130,3 +131,34 @@ def test_the_encoder_is_bounded_and_works_by_row_under_vmap() -> None:
     assert out.abs().max() < 20
     each = torch.func.vmap(lambda row: encoder(row.unsqueeze(0)).squeeze(0))(rows)
     assert torch.equal(each, out)
+
+
+def test_published_initial_weights_have_their_deviations_and_the_default_stays() -> None:
+    task = catalogue.load("digits-sanitized")
+    with seeded(5):
+        own = task.model().state_dict()
+    with seeded(5):
+        default = task.initialised("torch").model().state_dict()
+    with seeded(5):
+        published = task.initialised("published").model()
+    assert all(torch.equal(own[name], default[name]) for name in own)
+    linear = [m for m in published.modules() if isinstance(m, nn.Linear) and m.weight.numel() > 5000]
+    kernels = [m for m in published.modules() if isinstance(m, nn.Conv2d) and m.weight.numel() > 5000]
+    assert linear
+    assert kernels
+    for layer in linear:  # uniform on ±√(6/(in + out))
+        assert float(layer.weight.detach().abs().max()) == pytest.approx((6 / sum(layer.weight.shape)) ** 0.5, rel=0.01)
+    for kernel in kernels:  # N(0, 2/fan-in)
+        assert float(kernel.weight.detach().std()) == pytest.approx((2 / kernel.weight[0].numel()) ** 0.5, rel=0.05)
+    assert not any(m.bias.any() for m in (*linear, *kernels))
+
+
+def test_frozen_weights_are_not_initialised_again() -> None:
+    task = catalogue.load("digits-sanitized-frozen")
+    with seeded(5):
+        own = dict(task.model().named_parameters())
+    with seeded(5):
+        published = dict(task.initialised("published").model().named_parameters())
+    frozen = {name for name, value in own.items() if not value.requires_grad}
+    assert frozen
+    assert {name for name in own if torch.equal(own[name], published[name])} >= frozen

@@ -14,6 +14,7 @@ from hush.accounting.guarantee import AuditFinding
 from hush.bench.selection_cost import Pricing
 from hush.report import summary
 from hush.report.rows import Reading, make_row
+from hush.report.store_page import make_store_page
 from hush.report.summary import describe_cost, describe_findings, format_mean, make_groups
 from synthetic_stores import make_record
 
@@ -152,6 +153,32 @@ def test_findings_name_the_winner_and_the_outcomes() -> None:
     assert first.startswith("On digits-mlp at ε = 3, dp-adam is best of 2 methods: test accuracy 90.10 % ± 0.10 %")
     assert "20.00 points above dp-sgd" in first
     assert second.startswith("Of 7 runs: 6 finished, 1 diverged; ")
+
+
+def test_the_largest_lead_is_named_whoever_wins_most_often() -> None:
+    reached = {("dp-sgd", 1.0): 0.80, ("a", 1.0): 0.79, ("dp-sgd", 3.0): 0.85, ("a", 3.0): 0.84, ("a", 9.0): 0.95}
+    reached[("dp-sgd", 9.0)] = 0.88
+    runs = [with_figures(n, x, x, method=m, epsilon=e) for n, ((m, e), x) in enumerate(reached.items())]
+    reading = read(*runs)
+    found = describe_findings(reading, make_groups(reading))[0]
+    for value in ("dp-sgd in 2", "a in 1", "ε = 9", "95.00 %", "7.00 points"):
+        assert value in found
+
+
+def test_a_best_setting_shows_momentum_and_what_was_varied() -> None:
+    runs = []
+    for number, (momentum, share) in enumerate([(0.0, 0.1), (0.9, 0.1), (0.9, 0.2)]):
+        record, curve = with_figures(number, 0.5 + number / 10, 0.5 + number / 10)
+        record["config"]["options"] |= {"momentum": momentum, "share": share, "same": 7}
+        runs.append((record, curve))
+    page = make_store_page(read(*runs))
+    shown = [cell.under for row in page.table for cell in row.cells]
+    (told,) = [text for text in shown if "lr 0.1" in text]
+    assert {"momentum 0.9", "share 0.2"} <= set(told.split(", "))
+    assert "same" not in told
+    (alone,) = [c.under for row in make_store_page(read(runs[1])).table for c in row.cells if "lr 0.1" in c.under]
+    assert "momentum 0.9" in alone.split(", ")
+    assert "share" not in alone
 
 
 def test_a_lead_within_the_spread_is_said_to_be() -> None:

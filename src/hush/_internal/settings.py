@@ -10,7 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from hush._internal import validate
+
 Adjacency = Literal["add-remove", "replace", "zero-out"]
+NoiseScale = Literal["published", "per-number"]
+DropoutPlace = Literal["after", "before"]
+Initialisation = Literal["torch", "published"]
 
 # Defaults that the help of a command states, here once for the command line and the modules that use them.
 TASKS = ("classification", "regression")
@@ -156,3 +161,60 @@ class PlanSettings:
             "Release averaged weights: ema:0.999, or tail:0.25 for the last quarter; or none.", OPTIMISATION, axis=True
         ),
     )
+    sanitize_width: int | None = field(
+        default=None,
+        metadata=option(
+            f"Methods sanitize…: number n of values released per record, {LAYER_WIDTH} by default.", MODEL, axis=True
+        ),
+    )
+    sanitize_scale: NoiseScale = field(
+        default="published",
+        metadata=option(
+            "Method sanitize: standard deviation of the noise of a value: published (Cσ√n), or per-number (Cσ), which "
+            "is accounted as σ/√n and needs the width n.",
+            PRIVACY,
+            axis=True,
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """What can be set on every model, and on a sanitisation layer in it; none of this changes what a plan costs."""
+
+    initialisation: Initialisation = field(
+        default="torch",
+        metadata=option(
+            "Initial weights: torch's own, or published: Kaiming for convolutions, Xavier for linear layers.",
+            MODEL,
+            axis=True,
+        ),
+    )
+    sanitize_clip: float | None = field(
+        default=None,
+        metadata=option(f"Methods sanitize…: clip every value to ± this, {LAYER_CLIP} by default.", MODEL, axis=True),
+    )
+    sanitize_dropout: float | None = field(
+        default=None, metadata=option("Methods sanitize…: dropout in the layer, none by default.", MODEL, axis=True)
+    )
+    dropout_place: DropoutPlace = field(
+        default="after",
+        metadata=option("Methods sanitize…: dropout after the noise, or before it.", MODEL, axis=True),
+    )
+    stop: str | None = field(
+        default=None,
+        metadata=option(
+            "Method sanitize: stop early once the deviation of the noisy outputs was flat for WINDOW epochs, up to "
+            "slope LIMIT, such as 10:1.2e-4; or none. It saves time; ε is still that of all planned steps.",
+            OPTIMISATION,
+            axis=True,
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        validate.choice(get_args(Initialisation), initialisation=self.initialisation)
+        validate.choice(get_args(DropoutPlace), dropout_place=self.dropout_place)
+        if self.sanitize_clip is not None:
+            validate.positive(sanitize_clip=self.sanitize_clip)
+        if self.sanitize_dropout:
+            validate.probability(sanitize_dropout=self.sanitize_dropout)

@@ -33,7 +33,8 @@ from typing import Any
 
 from hush._internal import validate
 from hush._internal.imports import import_object
-from hush.bench.trial import AXES, Trial
+from hush._internal.settings import ModelSettings
+from hush.bench.trial import AXES, MODEL_AXES, Trial
 from hush.datasets.catalogue import names
 from hush.errors import HushError, InvalidInputError, nearest
 from hush.methods import PlanConfig, find, make_plan, options
@@ -425,7 +426,7 @@ def _try_plan(method: str, point: dict[str, Any]) -> None:
     validate.positive(**noise)
     if len(noise) > 1:
         raise InvalidInputError("give exactly one of epsilon, noise_multiplier and node_noise")
-    rest = {**point, "calibrate": False}
+    rest = {**{name: value for name, value in point.items() if name not in MODEL_AXES}, "calibrate": False}
     batch = rest["batch_size"]
     validate.positive_int(batch_size=batch)
     enough = max(TYPICAL, 4 * batch)
@@ -437,10 +438,15 @@ def _try_plan(method: str, point: dict[str, Any]) -> None:
         sample_rate=rest.get("sample_rate"),
     )
     small = {k: v for k, v in rest.items() if k != "epochs"} | {"steps": min(8, rest.get("steps", 8))}
+    model = ModelSettings(**{name: value for name, value in point.items() if name in MODEL_AXES})
     try:
-        make_plan(method, examples=4 * batch, **small)
+        plan = make_plan(method, examples=4 * batch, **small)
     except HushError:
-        make_plan(method, examples=enough, **rest)
+        plan = make_plan(method, examples=enough, **rest)
+    if model.stop is not None:
+        from hush.sanitize.early_stopping import read_stop
+
+        read_stop(model.stop, plan)
 
 
 def _blamed(block: Block, message: str) -> Place:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from hush.bench.trial import POINTS, Trial, load_problem
+from hush.bench.trial import POINTS, Trial, configure_problem, load_problem
 from hush.datasets.evaluation import evaluate
 from hush.datasets.problem import Problem
 from hush.datasets.registry import without_downloads
@@ -139,11 +139,11 @@ def _length(trial: Trial, problem: Problem) -> tuple[int, int]:
 
 def _timed(trial: Trial, problem: Problem) -> Timing:
     """The cost of a short plan with some noise, its first steps taken."""
-    settings: dict[str, Any] = {name: value for name, value in trial.settings.items() if name != "epochs"}
+    settings: dict[str, Any] = {name: value for name, value in trial.of_plan.items() if name != "epochs"}
     settings["steps"] = min(TIMED_PLAN, settings.get("steps", TIMED_PLAN))
     settings |= {"examples": problem.examples, "unit": problem.unit, "calibrate": False}
     plan = make_plan(trial.method, **settings, **trial.options)
-    return time_steps(plan, problem, seed=trial.seed)
+    return time_steps(plan, configure_problem(trial, problem, plan), seed=trial.seed)
 
 
 def time_steps(plan: Plan, problem: Problem, *, seed: int = 0) -> Timing:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from hush._internal.identity import NoIdentity
 from hush._internal.imports import read_own_version, read_versions
-from hush._internal.settings import PlanSettings, list_axes
+from hush._internal.settings import ModelSettings, PlanSettings, list_axes
 from hush._internal.storage import recall
 from hush._internal.tensors import Losses, State, trainable
 from hush._internal.text import as_json_data
@@ -36,7 +36,7 @@ from hush.data_source import as_source, to_each
 from hush.datasets import catalogue
 from hush.datasets.evaluation import Evaluation, evaluate_problem
 from hush.datasets.problem import Problem
-from hush.errors import HushError, ResumeError, RunStateError
+from hush.errors import HushError, InvalidInputError, ResumeError, RunStateError
 from hush.guarantees import find_composed_delta
 from hush.methods import PlanConfig, make_plan
 from hush.optimizers import SGD
@@ -46,11 +46,15 @@ from hush.randomness import Secret, seeded, streams
 from hush.run import Run
 from hush.training import ProblemRun, describe_run, take_steps
 
+if TYPE_CHECKING:
+    from hush.sanitize.early_stopping import EarlyStopping
+
 MAJOR = read_own_version().split(".")[0]
 SCHEMA = 2  # raise it when a run of the same configuration would give another result; 2: noise in float64
 REVISED: dict[str, int] = {}  # the same for the runs of one method alone
 
-AXES = list_axes(PlanSettings)
+MODEL_AXES = list_axes(ModelSettings)
+AXES = list_axes(PlanSettings) | MODEL_AXES
 """What can be varied with every method, and the types of its values; any other parameter is an option of the method."""
 
 
@@ -82,6 +86,16 @@ class Trial:
             "validation": self.validation,
             "evaluate_every": self.evaluate_every,
         }
+
+    @property
+    def of_plan(self) -> dict[str, Any]:
+        """The settings of the plan."""
+        return {name: value for name, value in self.settings.items() if name not in MODEL_AXES}
+
+    @property
+    def of_model(self) -> ModelSettings:
+        """The settings of the model."""
+        return ModelSettings(**{name: value for name, value in self.settings.items() if name in MODEL_AXES})
 
     @cached_property
     def key(self) -> str:
@@ -206,7 +220,7 @@ def _first(content: Any) -> Any:
 # some numbers of steps; the guarantee in a record is always computed anew from the plan that was run.
 
 VERSIONS_ACCOUNTS = tuple(read_versions("hush", "dp-accounting").values())
-POINTS = 16  # numbers of steps whose ε is computed; an accountant takes up to a second for each
+POINTS = 64  # numbers of steps whose ε is computed; an accountant takes up to a second for each
 
 
 @dataclass(frozen=True)
@@ -349,10 +363,24 @@ def make_trial_plan(trial: Trial, problem: Problem, accounts: Accounts) -> Plan:
     """The trial's plan, that of ``make_plan``, its noise calibrated through the accounts."""
     epsilon = trial.settings.get("epsilon")
     setting = PlanConfig(
-        problem.examples, counted=True, unit=problem.unit, assumptions=problem.assumptions, **trial.settings
+        problem.examples, counted=True, unit=problem.unit, assumptions=problem.assumptions, **trial.of_plan
     )
     plan = make_plan(trial.method, setting, calibrate=False, **trial.options)
     return plan if epsilon is None else accounts.calibrated(plan, float(epsilon))
+
+
+LAYER = {"sanitize_width", "sanitize_clip", "sanitize_dropout"}
+
+
+def configure_problem(trial: Trial, problem: Problem, plan: Plan) -> Problem:
+    """The problem with the initial weights and the sanitisation layer that the trial sets; else as it is."""
+    if given := sorted(LAYER & trial.settings.keys()):
+        if plan.trains_on is None or not hasattr(plan.trains_on, "nonnegative"):
+            raise InvalidInputError(f"'{given[0]}' needs a method that releases activations, not '{plan.method}'")
+        from hush.sanitize.problem import place_layer
+
+        problem = place_layer(problem, plan.trains_on, trial.of_model, width=trial.settings.get("sanitize_width"))
+    return problem.initialised(trial.of_model.initialisation)
 
 
 @lru_cache(maxsize=2)
@@ -372,6 +400,7 @@ class _Trial:
         self.problem = load_problem(trial.problem, trial.split_seed, trial.validation)
         self.accounts = Accounts(store.root / "accounting")
         self.plan = make_trial_plan(trial, self.problem, self.accounts)
+        self.problem = configure_problem(trial, self.problem, self.plan)
         self.ends = epoch_ends(self.plan, trial)
         self.losses = WatchedLosses(self.problem.training_losses, self.problem.classes)
         with seeded(trial.seed):
@@ -380,6 +409,7 @@ class _Trial:
         self.metrics, self.lost = TrialMetrics(), False
         self.run = self._resume()
         self.last: Evaluation | None = None
+        self.watch = self._watch()
 
     def result(self, started: float) -> Result:
         """Take the steps that remain, then write it all down."""
@@ -422,15 +452,34 @@ class _Trial:
         self.checkpoints.begin(run)
         return run
 
+    def _watch(self) -> EarlyStopping | None:
+        """The early stopping of the run, which has seen the steps that were taken before."""
+        if (text := self.trial.of_model.stop) is None:
+            return None
+        from hush.sanitize.early_stopping import EarlyStopping, EpochSpreads, read_stop
+
+        if (stop := read_stop(text, self.plan)) is None:
+            return None
+        watch = EarlyStopping(stop, EpochSpreads(_per_epoch(self.plan, self.trial)))
+        if self.run.next and "spread" not in self.metrics.curves:
+            raise ResumeError("the checkpoint of this run has no metrics, which its early stopping needs")
+        spreads, examples = (self.metrics.curves.get(name, []) for name in ("spread", "examples"))
+        watch.update({"spread": s, "examples": n} for s, n in zip(spreads, examples, strict=True))
+        return watch
+
     def _train(self) -> None:
         saved = clock = time.perf_counter()
         ends = set(self.ends)
-        for record in take_steps(self.run):
+        for record in () if self.watch and self.watch.after else take_steps(self.run):
             numbers = record.numbers()
             self.metrics.step(numbers, self.losses.accuracy(int(numbers.get("examples", 0))))
             self.metrics.seconds += time.perf_counter() - clock
-            if self.run.next in ends:
+            stopped = self.watch is not None and self.watch.update([numbers])
+            if stopped or self.run.next in ends:
                 self._measure()
+            if stopped:
+                self.checkpoints.save(self.run)
+                break
             if self.run.next < self.plan.steps and time.perf_counter() - saved >= self.conditions.checkpoint_seconds:
                 self.checkpoints.save(self.run)
                 saved = time.perf_counter()
@@ -471,13 +520,15 @@ class _Trial:
 
     def _told(self) -> dict[str, Any]:
         """Everything public that is known at the end; ε after the evaluated epochs goes into their lines."""
-        epsilons = {} if self.run.history.again else self.accounts.epsilons(self.run.plan, self.ends)
+        measured = [line["step"] for line in self.metrics.epochs]
+        epsilons = {} if self.run.history.again else self.accounts.epsilons(self.run.plan, measured)
         for line in self.metrics.epochs:
             line["epsilon"] = epsilons.get(line["step"])
         if self.last is None:  # resumed after its last step
             self._figures("test")
         final = {k: v for k, v in self.metrics.epochs[-1].items() if k.startswith(("test_", "validation_"))}
-        return {**final, **self.describe_privacy(), **self._effort()}
+        stopped = None if self.watch is None else self.watch.describe(self.run.plan, self.run.next)
+        return {**final, **self.describe_privacy(), **({"stopped": stopped} if stopped else {}), **self._effort()}
 
     def describe_privacy(self) -> dict[str, Any]:
         """The guarantee, the plan and the claims of the run."""

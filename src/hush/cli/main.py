@@ -16,7 +16,7 @@ from typing import Any
 import typer
 
 from hush._internal.imports import read_own_version
-from hush.cli import audit, bench, catalogue, ledger, release, report
+from hush.cli import audit, bench, catalogue, ledger, release, report, reproduce
 from hush.cli.console import Interruption, accept_any_encoding, explain_os_error, say, show
 from hush.cli.help import teach
 from hush.cli.options import AccountOptions, NoiseOptions, Planning, Training, Tuning, take
@@ -49,6 +49,7 @@ COMMANDS: dict[str, Callable[..., None] | typer.Typer] = {  # in the order of th
     "audit": audit.audit,
     "bench": bench.bench,
     "report": report.report,
+    "reproduce": reproduce.reproduce,
     "data": catalogue.app,
     "ledger": ledger.app,
     "noise": noise,

@@ -25,8 +25,6 @@ from hush._internal.settings import (
     CHECKPOINT_EVERY,
     CLASS_SHARE,
     DATA,
-    LAYER_CLIP,
-    LAYER_WIDTH,
     MICROBATCH,
     MODEL,
     OPTIMISATION,
@@ -35,6 +33,7 @@ from hush._internal.settings import (
     ROWS_PER_UNIT,
     TASKS,
     Adjacency,
+    ModelSettings,
     PlanSettings,
     SettingField,
     list_settings,
@@ -426,7 +425,7 @@ def read_recipes() -> dict[str, Given]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training(TaskOptions, PlanOptions, DirectoryOptions):
+class Training(TaskOptions, PlanOptions, DirectoryOptions, ModelSettings):
     """Train a model. With no flags: digits, DP-SGD, ε = 3, in seconds.
 
     Example: `hush train --problem digits-mlp --method dp-sgd --epsilon 3 --epochs 10 --lr 0.5 --clip 1 --out run`
@@ -436,14 +435,6 @@ class Training(TaskOptions, PlanOptions, DirectoryOptions):
     sanitize_at: str | None = field(
         default=None,
         metadata=option("Methods sanitize…: put the layer after this module of the problem's model.", MODEL),
-    )
-    sanitize_width: int | None = field(
-        default=None,
-        metadata=option(f"Methods sanitize…: number of values released per record, {LAYER_WIDTH} by default.", MODEL),
-    )
-    sanitize_clip: float | None = field(
-        default=None,
-        metadata=option(f"Methods sanitize…: clip every value to ± this, {LAYER_CLIP} by default.", MODEL),
     )
 
     # Privacy
@@ -498,14 +489,6 @@ class Training(TaskOptions, PlanOptions, DirectoryOptions):
             OPTIMISATION,
         ),
     )
-    stop: str | None = field(
-        default=None,
-        metadata=option(
-            "Method sanitize: stop early once the deviation of the noisy outputs was flat for WINDOW epochs, up to "
-            "slope LIMIT, such as 10:1.2e-4; or none. It saves time; ε is still that of all planned steps.",
-            OPTIMISATION,
-        ),
-    )
     device: str = field(default="cpu", metadata=option("Device to train on: cpu, cuda, cuda:0 or mps.", OPTIMISATION))
     microbatch: int = field(
         default=MICROBATCH,
@@ -529,6 +512,7 @@ class Training(TaskOptions, PlanOptions, DirectoryOptions):
         return super().read(note_open(recall(given)))
 
     def __post_init__(self) -> None:
+        ModelSettings.__post_init__(self)
         validate.positive_int(checkpoint_every=self.checkpoint_every)
         if self.fit_budget and not self.resumed and (self.ledger is None or self.noise_multiplier is not None):
             raise InvalidInputError(
@@ -706,7 +690,7 @@ class NoiseOptions(PlanOptions):
     Example: `hush noise show --method dp-blt --examples 60000 --batch-size 500 --epochs 10 --epsilon 3`
     """
 
-    hidden = ("average",)
+    hidden = ("average", "sanitize_width", "sanitize_scale")
 
     out: Path = field(default=Path("noise.html"), metadata=option("The page to write.", OUTPUT))
     method: str = field(default="dp-matrix-me", metadata=same_option(PlanOptions, "method"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 from torch import nn
 
-from hush._internal import validate
 from hush._internal.progress import CHECKING
 from hush._internal.text import make_printable
+from hush.accounting.guarantee import rounded_up
 from hush.checkpointing import LOG
 from hush.cli import prepare as t
 from hush.cli.console import (
@@ -53,7 +53,7 @@ from hush.cli.prepare import (
     warn_not_saved,
 )
 from hush.data_release import DataRelease
-from hush.datasets.problem import LayerPlace, Problem
+from hush.datasets.problem import Problem
 from hush.distributed.group import (
     ProcessGroup,
     init_distributed,
@@ -123,11 +123,42 @@ def describe_stop(stop: Mapping[str, Any]) -> str:
 # The training loop of `hush train`, with progress.
 
 
+EPOCHS_SHOWN = 20  # at most so many, evenly spread: each takes an evaluation and an account
+
+
+def show_epochs(job: ProblemRun, batch_size: int) -> Callable[[], None]:
+    """A function to call after every step: at the end of an epoch it prints ε of the steps so far, and loss and
+    accuracy on the test rows, which are for the owner of the data."""
+    run, problem = job.run, job.problem
+    per_epoch = -(-run.plan.sampler.examples // batch_size)
+    ends = [*range(per_epoch, run.plan.steps, per_epoch), run.plan.steps]
+    shown = {*ends[:: -(-len(ends) // EPOCHS_SHOWN)], ends[-1]}
+
+    def show_epoch() -> None:
+        if run.ranks.rank or run.next not in shown:
+            return
+        from hush.datasets.evaluation import evaluate_problem
+
+        found = evaluate_problem(problem.trim(run.model) if "private_classes" in job.before else run.model, problem)
+        spent = f"ε = {rounded_up(run.spent.epsilon)} so far, " if run.plan.has_guarantee else ""
+        accuracy = "" if found.accuracy is None else f", test accuracy {100 * found.accuracy:.2f} %"
+        say(f"epoch {ends.index(run.next) + 1} of {len(ends)}: {spent}test loss {found.loss:.4f}{accuracy}")
+
+    return show_epoch
+
+
 ALONE = 2  # steps after which an interrupted process ends on its own, if process 0 was not interrupted
 
 
 def take_all(
-    name: str, run: Run, directory: RunDirectory, watch: EarlyStopping | None, *, every: int, quiet: bool
+    name: str,
+    run: Run,
+    directory: RunDirectory,
+    watch: EarlyStopping | None,
+    *,
+    every: int,
+    quiet: bool,
+    after_step: Callable[[], None] = lambda: None,
 ) -> None:
     """Train to the end or until ``watch`` stops, or exit cleanly: interrupted (exit 130), out of budget or after losing
     a process (exit 1)."""
@@ -145,6 +176,7 @@ def take_all(
             steps = () if over else take_steps(run, checkpoints=directory.checkpoints, every=every)
             for record in steps:
                 bar.advance(shown)
+                after_step()
                 if watch is not None and watch.update([record.numbers()]):
                     break
                 if run.next < run.plan.steps and run.ranks.broadcast(asked()):  # all processes stop at the same step
@@ -170,29 +202,22 @@ def take_all(
 
 # The options of `hush train` for the sanitization layer of a model.
 
-NAMES = "--sanitize-at, --sanitize-width and --sanitize-clip"
+NAMES = "--sanitize-at, --sanitize-width, --sanitize-clip and --sanitize-dropout"
 
 
 def sanitise_task(task: Problem, plan: Plan, given: Training) -> Problem:
-    """The problem with the layer in its model, if the method releases rows."""
-    asked = (given.sanitize_at, given.sanitize_width, given.sanitize_clip)
-    nonnegative: bool | None = getattr(plan.trains_on, "nonnegative", None)  # the range of the layer, if there is one
-    if nonnegative is None:
-        if any(value is not None for value in asked):
+    """The problem with the layer in its model, if the method releases rows, and with the initial weights asked for."""
+    at, width = given.sanitize_at, given.sanitize_width
+    if plan.trains_on is None or not hasattr(plan.trains_on, "nonnegative"):  # the range of the layer, if there is one
+        if any(value is not None for value in (at, width, given.sanitize_clip, given.sanitize_dropout)):
             raise InvalidInputError(f"{NAMES} need a method that releases activations: use --method sanitize-once")
-        return task
-    from hush.sanitize.privatised import SanitizedFeatures
-    from hush.sanitize.problem import insert_layer
+        return task.initialised(given.initialisation)
+    from hush.sanitize.problem import place_layer
 
-    if given.sanitize_width is not None:
-        validate.positive_int(sanitize_width=given.sanitize_width)
-    if given.sanitize_clip is not None:
-        validate.positive(sanitize_clip=given.sanitize_clip)
-    place = LayerPlace(*asked, nonnegative)
-    found = insert_layer(task, place, frozen=isinstance(plan.trains_on, SanitizedFeatures))
-    at = found.architecture.arguments["at"]
-    say(f"sanitization layer after module '{at}' of a network '{found.architecture.arguments['inner']}'")
-    return found
+    found = place_layer(task, plan.trains_on, given, at=at, width=width)
+    inner, at = (found.architecture.arguments[name] for name in ("inner", "at"))
+    say(f"sanitization layer after module '{at}' of a network '{inner}'")
+    return found.initialised(given.initialisation)
 
 
 # What the user sees of the metrics. Exact metrics of held-out rows go to stdout and to ``private/figures.json``.
@@ -388,7 +413,8 @@ def _train(job: ProblemRun, given: Training) -> dict[str, Any] | None:
         log = None if directory.checkpoints is None else directory.checkpoints.directory / LOG
         watch = watch_run(stop, run, given.batch_size, log)
     started = time.perf_counter()
-    take_all(job.problem.name, run, directory, watch, every=given.checkpoint_every, quiet=given.as_json)
+    after = {} if given.as_json else {"after_step": show_epochs(job, given.batch_size)}
+    take_all(job.problem.name, run, directory, watch, every=given.checkpoint_every, quiet=given.as_json, **after)
     seconds = time.perf_counter() - started
     if run.ranks.rank:
         return None

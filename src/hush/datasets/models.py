@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hush._internal import validate
+from hush._internal.settings import DropoutPlace
 from hush._internal.validate import choice, positive_int
 from hush.errors import InvalidInputError, nearest
 from hush.release.description import Architecture
@@ -67,6 +68,20 @@ def projection(features: int, width: int, outputs: int) -> nn.Sequential:
 def logistic(features: int, classes: int) -> nn.Sequential:
     """Multinomial logistic regression: one linear layer, softmax in the loss."""
     return mlp([features, classes])
+
+
+def initialise(model: nn.Module) -> nn.Module:
+    """Give a model the initial weights of Mehta and Kumar: Kaiming's normal ones for convolutions (He et al. 2015),
+    Xavier's uniform ones for linear layers (Glorot and Bengio 2010), biases 0. What is frozen stays."""
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)) and module.weight.requires_grad:
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+            else:
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    return model
 
 
 class Single(nn.Module):
@@ -284,13 +299,19 @@ def linear(features: int, classes: int) -> nn.Sequential:
 
 
 def sanitized(
-    inner: str, arguments: Mapping[str, Any], at: str, clip: float, nonnegative: bool = False, dropout: float = 0.0
+    inner: str,
+    arguments: Mapping[str, Any],
+    at: str,
+    clip: float,
+    nonnegative: bool = False,
+    dropout: float = 0.0,
+    dropout_place: DropoutPlace = "after",
 ) -> nn.Module:
     """A shipped architecture with a sanitisation layer behind its module ``at``; a run gives the layer its noise, and
     without one it only clamps."""
     from hush.sanitize.layer import Sanitize, insert  # which only these networks need
 
-    layer = Sanitize(clip, 1.0, floor=0.0 if nonnegative else None, dropout=dropout)
+    layer = Sanitize(clip, 1.0, floor=0.0 if nonnegative else None, dropout=dropout, place=dropout_place)
     return insert(build_shipped(Architecture("shipped", inner, arguments)), at, layer)
 
 

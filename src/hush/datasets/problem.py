@@ -13,6 +13,7 @@ from torch.nn import functional
 from hush._internal.settings import CLASS_SHARE as CLASS_SHARE
 from hush._internal.settings import LAYER_CLIP as LAYER_CLIP
 from hush._internal.settings import LAYER_WIDTH as LAYER_WIDTH
+from hush._internal.settings import DropoutPlace, Initialisation
 from hush._internal.tensors import Losses
 from hush._internal.validate import is_finite
 from hush.data_source import as_source
@@ -191,6 +192,14 @@ class Problem:
         if not all(is_finite(weight) and weight > 0 for weight in weights):
             raise InvalidInputError("class weights must be finite numbers above 0")
         return replace(self, class_weights=tuple(weights), assumptions=(*self.assumptions, WEIGHTED))
+
+    def initialised(self, kind: Initialisation) -> Problem:
+        """The same with other initial weights: torch's own, or those of the published experiments."""
+        if kind == "torch":
+            return self
+        from hush.datasets.models import initialise
+
+        return replace(self, model=lambda: initialise(self.model()))
 
     def describe(self) -> Description:
         """The public description of a released model of this problem."""
@@ -381,3 +390,5 @@ class LayerPlace:
     width: int | None = None
     clip: float | None = None
     nonnegative: bool = False
+    dropout: float | None = None
+    dropout_place: DropoutPlace = "after"

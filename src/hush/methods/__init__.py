@@ -124,6 +124,8 @@ def make_plan(
         plan = call_method(factory, setting, chosen)
     if not isinstance(plan, Plan):
         raise InvalidInputError(f"'{method}' returned {type(plan).__name__} where a hush.Plan was expected")
+    if setting.sanitize_scale == "per-number" and not hasattr(plan.trains_on, "width"):
+        raise InvalidInputError(f"sanitize_scale belongs to method sanitize, not to '{method}': leave it out")
     if wrapped is not None:
         plan = replace_optimizer(plan, wrapped)
     if setting.average not in (None, "none"):

@@ -66,6 +66,9 @@ class PlanConfig(PlanSettings):
             validate.rate(sample_rate=self.sample_rate)
         if self.sampling is not None:
             validate.choice(SAMPLINGS, sampling=self.sampling)
+        if self.sanitize_width is not None:
+            validate.positive_int(sanitize_width=self.sanitize_width)
+        validate.choice(("published", "per-number"), sanitize_scale=self.sanitize_scale)
         self._check_length()
 
     def _check_length(self) -> None:

@@ -83,7 +83,7 @@ def dp_dice(
 ) -> Plan:
     """DiceSGD: what clipping cuts off is fed back later (Zhang et al. 2024); its published ε is claimed, not proven.
 
-    For comparing with its paper; at a proven ε it does not train.
+    For comparing with its paper; at a proven ε it trains far behind the others.
     """
     return setting.plan(
         "dp-dice",

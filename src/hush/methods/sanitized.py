@@ -9,7 +9,7 @@ from typing import Any, Literal
 from hush._internal import validate
 from hush.clipping import PlainSum, Query
 from hush.data_release import PrivatisedData
-from hush.errors import NotProvenError
+from hush.errors import InvalidInputError, NotProvenError
 from hush.methods.config import PlanConfig
 from hush.noise import Independent
 from hush.optimizers import SGD, Adam, Optimizer
@@ -31,7 +31,8 @@ def sanitize(
     For comparing with its paper. The weights before the layer learn from raw features and reveal them: use
     sanitize-once or dp-sgd if you need protection.
 
-    ``threshold_share`` is t of the adaptive threshold C = t·‖W‖, recomputed after each epoch.
+    ``threshold_share`` is t of the adaptive threshold C = t·‖W‖, recomputed after each epoch. The setting
+    ``sanitize_scale`` says which of two readings of its noise is meant.
     """
     if setting.adjacency is not None:
         raise NotProvenError(
@@ -41,10 +42,16 @@ def sanitize(
     accountant = "rdp" if setting.accountant == "auto" else setting.accountant
     rdp = replace(setting, accountant=accountant, counted=False, adjacency="add-remove")
     from hush.sanitize.adaptive import AdaptiveThreshold
-    from hush.sanitize.privatised import PublishedLayer, SpreadSum
+    from hush.sanitize.privatised import PerNumberLayer, PublishedLayer, SpreadSum
 
     threshold = None if threshold_share is None else AdaptiveThreshold(threshold_share)
     layer = PublishedLayer(setting.rate, nonnegative, threshold, setting.per_epoch)
+    if setting.sanitize_scale == "per-number":
+        if setting.sanitize_width is None:
+            raise InvalidInputError(
+                "what noise per number costs depends on how many numbers a record has: give sanitize_width"
+            )
+        layer = PerNumberLayer(**vars(layer), width=setting.sanitize_width)
     return _plan(replace(rdp, sample_rate=None), "sanitize", SpreadSum(), layer, Adam(lr, weight_decay=weight_decay))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from hush.accounting.guarantee import rounded_down
@@ -87,7 +87,18 @@ def _describe_setting(group: Group) -> str:
         return ""
     row = group.chosen.rows[0]
     names = {"lr": "lr", "batch_size": "batch", "epochs": "epochs", "clip": "clip"}
-    return ", ".join(f"{short} {value:g}" for name, short in names.items() if (value := row.number(name)) is not None)
+    shown = [f"{short} {value:g}" for name, short in names.items() if (value := row.number(name)) is not None]
+    return ", ".join([*shown, *_list_varied(group, row, names)])
+
+
+def _list_varied(group: Group, chosen: Row, known: Collection[str]) -> Iterator[str]:
+    """Momentum, and the other settings of a run in which the runs of its group differ."""
+    given = [{k: v for k, v in {**row.config, **row.options}.items() if k != "options"} for row in group.rows]
+    mine = {**chosen.config, **chosen.options}
+    for name in sorted({name for one in given for name in one} - {*known, "seed"}):
+        value = mine.get(name)
+        if len({repr(one.get(name)) for one in given}) > 1 or (name == "momentum" and value):
+            yield f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
 
 
 def _make_overview(groups: Sequence[Group]) -> DownloadTable:

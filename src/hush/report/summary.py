@@ -215,11 +215,14 @@ def _describe_best(groups: Sequence[Group]) -> str:
     wins: dict[str, int] = {}
     for first, *_ in contests:
         wins[first.method] = wins.get(first.method, 0) + 1
-    method, won = max(wins.items(), key=lambda item: (item[1], item[0]))
-    first, second, *_ = max((some for some in contests if some[0].method == method), key=lambda some: _lead(*some[:2]))
+    ranked = sorted(wins.items(), key=lambda item: (-item[1], item[0]))
+    counts = ", ".join(f"{method} in {won}" for method, won in ranked)
+    first, second, *_ = max(contests, key=lambda some: (some[0].metric == "accuracy", _lead(*some[:2])))
+    verb = "is" if len(wins) == 1 else "are"
     return (
-        f"At the same problem and proven ε, {method} is best in {won} of {len(contests)} comparisons; by most on "
-        f"{first.problem} at ε = {first.epsilon}, with {_describe_lead(first, second)}."
+        f"At the same problem and proven ε, of {len(contests)} comparisons {counts} {verb} best; the largest lead is"
+        f" that of {first.method} on {first.problem} at ε = {first.epsilon}, with "
+        f"{_describe_lead(first, second)}."
     )
 
 

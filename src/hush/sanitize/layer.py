@@ -13,17 +13,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from hush._internal import validate
+from hush._internal.settings import DropoutPlace
 from hush.accounting.noise_tails import grid
 from hush.errors import InvalidInputError, RunStateError, UnsupportedModelError, nearest
 
-Place = Literal["after", "before"]
+Place = DropoutPlace
 Draw = Callable[[Tensor], Tensor]
 """Standard normal numbers in the shape and type of a tensor."""
 

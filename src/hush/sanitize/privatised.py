@@ -35,6 +35,7 @@ from dp_accounting import dp_event
 from torch import Tensor, nn
 
 from hush._internal import validate
+from hush._internal.settings import LAYER_WIDTH
 from hush._internal.tensors import Losses, State, Sums
 from hush.accounting.noise_tails import Tails, grid
 from hush.clipping import Claim, PlainSum
@@ -198,7 +199,7 @@ class PublishedLayer:
         layer = find_layer(model)[1]
         check_kind(layer)
         check_range(layer, self.nonnegative)
-        layer.noise_multiplier = sigma
+        self.scale_noise(layer, sigma)
         threshold = self.threshold
         if threshold is None:
             return TrainingData(_SameLayer.of(losses, layer, SETTINGS), source)
@@ -210,6 +211,28 @@ class PublishedLayer:
 
         fixed = tuple(name for name in SETTINGS if name != "clip")
         return TrainingData(_SameLayer.of(losses, layer, fixed), source, after_step=(adapt,))
+
+    def scale_noise(self, layer: Sanitize, sigma: float) -> None:
+        """Cσ√(n(1 − p)) for every number."""
+        layer.noise_multiplier = sigma
+
+
+@dataclass(frozen=True)
+class PerNumberLayer(PublishedLayer):
+    """Another reading of the publication: noise of standard deviation Cσ for each of the ``width`` numbers of a record.
+
+    The publication counts a sensitivity of C√n, to which this is a noise multiplier of σ/√n: that is claimed."""
+
+    width: int = LAYER_WIDTH
+
+    def claims(self, sigma: float, steps: int) -> tuple[Claim, ...]:
+        """The paper's formula at σ/√n."""
+        return super().claims(sigma / math.sqrt(self.width), steps)
+
+    def scale_noise(self, layer: Sanitize, sigma: float) -> None:
+        """Cσ for every number, also with dropout."""
+        layer.set_width((self.width,))
+        layer.noise_multiplier = sigma / math.sqrt(self.width * layer.kept)
 
 
 SETTINGS = ("clip", "floored", "noise_multiplier", "dropout", "place", "draw")

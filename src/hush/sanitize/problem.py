@@ -9,12 +9,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from hush._internal.settings import ModelSettings
+from hush.data_release import PrivatisedData
 from hush.data_source import as_source
 from hush.datasets.models import build_shipped, shipped
 from hush.datasets.problem import LAYER_CLIP, LAYER_WIDTH, LayerPlace, Problem
 from hush.errors import InvalidInputError
 from hush.release.description import Architecture
 from hush.sanitize.front import take_nothing, trace_front
+from hush.sanitize.privatised import SanitizedFeatures
 from hush.tabular.columns import Encoder
 
 ENDS = {"funnel": "body"}  # where a shipped network has its layer unless another place is named
@@ -25,6 +28,8 @@ def insert_layer(task: Problem, place: LayerPlace, *, frozen: bool) -> Problem:
     inner, at = _choose_network(task, place, frozen)
     clip = task.architecture.arguments.get("clip", LAYER_CLIP) if place.clip is None else place.clip
     settings: dict[str, Any] = {"clip": clip, "nonnegative": place.nonnegative}
+    if place.dropout is not None:
+        settings |= {"dropout": place.dropout, "dropout_place": place.dropout_place}
     made = shipped("sanitized", inner=inner.name, arguments=dict(inner.arguments), at=at, **settings)
     architecture = replace(made, encoder=task.architecture.encoder)
 
@@ -35,6 +40,15 @@ def insert_layer(task: Problem, place: LayerPlace, *, frozen: bool) -> Problem:
         return freeze_before(network, task.train) if frozen else network
 
     return replace(task, model=build, architecture=architecture)
+
+
+def place_layer(
+    task: Problem, releases: PrivatisedData, model: ModelSettings, *, at: str | None = None, width: int | None = None
+) -> Problem:
+    """The problem with the layer of a plan that trains on sanitised features, as the settings of its model say."""
+    nonnegative = bool(getattr(releases, "nonnegative", False))
+    place = LayerPlace(at, width, model.sanitize_clip, nonnegative, model.sanitize_dropout, model.dropout_place)
+    return insert_layer(task, place, frozen=isinstance(releases, SanitizedFeatures))
 
 
 def freeze_before(model: nn.Module, data: Any) -> nn.Module:
