@@ -448,12 +448,12 @@ def _try_made_up(compute: Compute, source: Source, rows: int, device: torch.devi
     except (HushError, Warning, MemoryError):
         raise
     except Exception as error:
-        what = str(error).partition("\n")[0][:300]
         raise UnsupportedModelError(
-            f"the model or its loss raises {type(error).__name__} on synthetic inputs of the data's shapes and types "
-            f"({what}): check the shapes and types, such as those of labels (int64 of shape (n,) for cross entropy). "
-            "Random numbers and zeros check that an example's arithmetic does not depend on other rows, so the model "
-            "must accept them; fast arithmetic does not check it, and its ε is claimed and not proven"
+            f"the model or its loss raises {type(error).__name__} on synthetic inputs of the data's shapes and types: "
+            "check these, such as those of labels (int64 of shape (n,) for cross entropy). The error is not quoted, since "
+            "it may quote data; in Python it is the cause of this one. Random numbers and zeros check that an example's "
+            "arithmetic does not depend on other rows, so the model must accept them; fast arithmetic does not check it, "
+            "and its ε is claimed and not proven"
         ) from error
 
 
