@@ -148,7 +148,7 @@ class Aggregator:
         if self._started or self._untouched is None or not self._plan.adds_noise:
             return
         self.check_threads()
-        keep_freed_memory()
+        _keep_freed_memory()
         with self._untouched.during_forward(complete=True), self._kernels(), self._keeping_parts():
             found = self.check_start(public)
         self.checked, self._started = self.checked or found, True
@@ -442,7 +442,7 @@ def _is_any(ranks: ProcessGroup, flag: bool) -> bool:
     return bool(ranks.all_reduce({"flag": {"": torch.tensor([float(flag)], dtype=torch.float64)}})["flag"][""].item())
 
 
-def keep_freed_memory() -> None:
+def _keep_freed_memory() -> None:
     """Let the C library keep the memory of a chunk's tensors for the next chunk.
 
     glibc returns a freed block to the system if it is larger than every block that was freed before (mallopt(3),

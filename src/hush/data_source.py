@@ -33,7 +33,7 @@ Future = Callable[[], Iterator[Tensor]]
 """The indices that will be requested from now on, one tensor per batch, in order."""
 
 
-def check_map_style(dataset: Any) -> None:
+def _check_map_style(dataset: Any) -> None:
     """Raise for an IterableDataset: private batches are drawn from all examples by index."""
     if isinstance(dataset, IterableDataset):
         raise InvalidInputError(
@@ -42,9 +42,9 @@ def check_map_style(dataset: Any) -> None:
         )
 
 
-def check_loader(loader: DataLoader[Any]) -> None:
+def _check_loader(loader: DataLoader[Any]) -> None:
     """Raise if the loader's dataset is iterable-style, or if the loader does not collate single examples."""
-    check_map_style(loader.dataset)
+    _check_map_style(loader.dataset)
     if loader.batch_size is None and loader.batch_sampler is None:
         raise InvalidInputError(
             "this DataLoader does not collate (batch_size=None), so it does not define how examples become a batch: "
@@ -250,7 +250,7 @@ def as_source(data: Any) -> Source:
     elif isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         if not isinstance(data, Dataset):
             _check_items(data)
-        check_map_style(data)
+        _check_map_style(data)
         source = Collated(data)
     else:
         raise InvalidInputError(
@@ -285,7 +285,7 @@ def _is_frame(part: Any) -> bool:
 
 
 def _of_loader(loader: DataLoader[Any]) -> Collated:
-    check_loader(loader)
+    _check_loader(loader)
     workers = Prefetch(loader) if loader.num_workers else None
     return Collated(loader.dataset, loader.collate_fn, workers, pins(loader))
 

@@ -67,7 +67,7 @@ def _ignore(text: str) -> None: ...
 BEFORE = (PAGE, CARD, WEIGHTS)  # earlier versions of hush wrote the release into the run's folder itself
 
 
-def check_free(found: LatestCheckpoint, out: Path, resume: bool) -> None:
+def _check_free(found: LatestCheckpoint, out: Path, resume: bool) -> None:
     """Raise if the folder's run cannot be resumed although it should, or could be although a new run is to begin."""
     if found.saved is None and (damaged := found.damaged or (_find_steps(out / PRIVATE_PART) if resume else ())):
         raise InvalidInputError(
@@ -92,12 +92,12 @@ def _find_steps(private: Path) -> tuple[str, ...]:
     return (f"all are missing, and '{logged[0]}' shows that steps were taken",) if logged else ()
 
 
-def list_released(out: Path) -> list[Path]:
+def _list_released(out: Path) -> list[Path]:
     """The files of a release that exist in this folder."""
-    return [path for path in (out / RELEASE, *legacy_release_files(out)) if path.exists()]
+    return [path for path in (out / RELEASE, *_legacy_release_files(out)) if path.exists()]
 
 
-def legacy_release_files(out: Path) -> list[Path]:
+def _legacy_release_files(out: Path) -> list[Path]:
     """The files of a release in the run's folder itself; none unless its card was written by hush."""
     try:
         written = str(read_json(out / CARD).get("format")).startswith("hush privacy card")
@@ -106,23 +106,23 @@ def legacy_release_files(out: Path) -> list[Path]:
     return [out / name for name in BEFORE] if written else []
 
 
-def is_finished(found: LatestCheckpoint, out: Path) -> bool:
+def _is_finished(found: LatestCheckpoint, out: Path) -> bool:
     """Whether the run is finished, by the checkpoint of its last step or by its saved result."""
     done = found.saved is not None and found.saved.step >= int(found.saved.facts["steps"])
     return done or any((out / PRIVATE_PART / name).exists() for name in (FINISHED, ENDED))
 
 
-def check_not_lost(out: Path) -> None:
+def _check_not_lost(out: Path) -> None:
     """Raise for a folder with a released model and no run: a new run would replace the model."""
     private = out / PRIVATE_PART
-    if list_released(out) and not any(private.glob("checkpoint-*")) and not (private / FINISHED).exists():
+    if _list_released(out) and not any(private.glob("checkpoint-*")) and not (private / FINISHED).exists():
         raise InvalidInputError(
             f"the run in '{out}' cannot be resumed, because its private part is missing and only its release is left: "
             "start a new run with another --out"
         )
 
 
-def check_own_release(found: LatestCheckpoint, out: Path) -> None:
+def _check_own_release(found: LatestCheckpoint, out: Path) -> None:
     """Raise `ResumeError` if the folder holds a release that the run to be resumed did not write and was not asked to
     replace."""
     card = out / RELEASE / CARD
@@ -130,7 +130,7 @@ def check_own_release(found: LatestCheckpoint, out: Path) -> None:
         return
     private, first = out / PRIVATE_PART, found.saved.facts["secret"]["first"]
     written = any(line["noise"] == first for line in read_releases(private / RELEASES))
-    without_noise = is_finished(found, out) and not any(private.glob("sums-*"))  # such a run keeps no list of releases
+    without_noise = _is_finished(found, out) and not any(private.glob("sums-*"))  # such a run keeps no list of releases
     if not written and not without_noise:
         raise ResumeError(
             f"'{out / RELEASE}' was not written by the run in '{out}', which would replace it: move it away, then "
@@ -147,7 +147,7 @@ def _read_replaced(private: Path) -> str | None:
     return None if not path.is_file() else str(read_json(path).get("card"))
 
 
-def remove_empty_dirs(out: Path, there: bool) -> None:
+def _remove_empty_dirs(out: Path, there: bool) -> None:
     """Remove the empty folders that a refused command created, while its lock is held."""
     with suppress(OSError):
         if not (out / PRIVATE_PART / "matrices").exists():
@@ -158,7 +158,7 @@ def remove_empty_dirs(out: Path, there: bool) -> None:
 
 
 @contextmanager
-def corrupt_as_input_error(path: Path) -> Iterator[None]:
+def _corrupt_as_input_error(path: Path) -> Iterator[None]:
     """Raise `InvalidInputError` for a file with a valid digest that lacks the entries hush writes."""
     try:
         yield
@@ -225,7 +225,7 @@ class RunDirectory:
         """After the release is complete: save the result, then delete the secret."""
         if self.out is None or self.checkpoints is None:
             return
-        for path in legacy_release_files(self.out) if self.replaces else ():
+        for path in _legacy_release_files(self.out) if self.replaces else ():
             path.unlink(missing_ok=True)
         if keep_secret:
             if answer.get("stopped"):  # a run that stopped early has no checkpoint of its last step to mark it finished
@@ -241,7 +241,7 @@ class RunDirectory:
     def attach(self, run: Run, options: bytes = b"{}\n") -> None:
         """Begin the run, or restore it, and enter it in its ledger."""
         if self.checkpoints is not None and self.found is not None and self.found.saved is not None and self.resume:
-            with corrupt_as_input_error(self.found.saved.path), self._name_options(options):
+            with _corrupt_as_input_error(self.found.saved.path), self._name_options(options):
                 _use_same_machinery(self.found.saved.facts, self.notify)
                 self.checkpoints.restore(run, self.found.saved)
             self.resumed_from = run.next
@@ -480,7 +480,7 @@ def open_search(out: Path | None) -> Iterator[None]:
     mark = checkpoints.directory / TUNED
     try:
         remove_temporaries(out / RELEASE)
-        if list_released(out):
+        if _list_released(out):
             raise InvalidInputError(
                 f"'{out}' already holds a release, which a search never replaces: give another folder with --out"
             )
@@ -489,10 +489,10 @@ def open_search(out: Path | None) -> Iterator[None]:
         write_atomic(mark, (dump_json({"written_by": "hush tune"}) + "\n").encode(), mode=PRIVATE)
         yield
     finally:
-        if not list_released(out):
+        if not _list_released(out):
             mark.unlink(missing_ok=True)
         if not was_begun(out):
-            remove_empty_dirs(out, there)
+            _remove_empty_dirs(out, there)
         checkpoints.close()
 
 
@@ -522,7 +522,7 @@ def open_run_directory(
             raise ResumeError(
                 f"'{out}' was written by hush tune, and a search cannot be resumed: train with another --out"
             )
-        check_not_lost(out)
+        _check_not_lost(out)
     check_room(out / RELEASE, overwrite=True)  # files that hush did not write are never replaced
     there = out.exists()
     writable_directory(out)
@@ -534,16 +534,16 @@ def open_run_directory(
         if (checkpoints.directory / FINISHED).exists():
             checkpoints.forget_secret()  # a kill between writing the result and deleting the secret leaves it behind
         found = checkpoints.newest()
-        with corrupt_as_input_error(out):
-            check_free(found, out, resume)
+        with _corrupt_as_input_error(out):
+            _check_free(found, out, resume)
             if resume:
-                check_own_release(found, out)
-        if not resume and not overwrite and (is_finished(found, out) or list_released(out)):
+                _check_own_release(found, out)
+        if not resume and not overwrite and (_is_finished(found, out) or _list_released(out)):
             raise ResumeError(f"'{out}' holds a finished run: add --overwrite to replace it, or give another --out")
         yield RunDirectory(out, resume, checkpoints, found, overwrite=overwrite, **shared)
     finally:
         if not was_begun(out):
-            remove_empty_dirs(out, there)
+            _remove_empty_dirs(out, there)
         checkpoints.close()
 
 

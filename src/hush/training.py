@@ -292,7 +292,7 @@ def start(
             )
         shared: dict[str, Any] = {"secret": secret, "groups": groups, "rows_per_unit": rows_per_unit}
         run = _start_in(kept, plan, model, losses, data, execution=execution, **shared)
-        attach_first(ranks, kept, run, options)
+        _attach_first(ranks, kept, run, options)
         kept.follow(run, checkpoint_every, stack.pop_all())
     return run
 
@@ -353,7 +353,7 @@ def open_first(stack: ExitStack, ranks: ProcessGroup, path: Path | None, **setti
     return opened[0] if opened else RunDirectory(None, False)
 
 
-def attach_first(ranks: ProcessGroup, kept: RunDirectory, run: Run, options: bytes) -> None:
+def _attach_first(ranks: ProcessGroup, kept: RunDirectory, run: Run, options: bytes) -> None:
     """Begin or restore the run on process 0, then broadcast its state to all processes."""
     on_rank_zero(ranks, lambda: kept.attach(run, options))
     share_state(run)
@@ -421,7 +421,7 @@ class ProblemRun:
     def begin(self, options: bytes, releases: Sequence[DataRelease] = ()) -> None:
         """Begin or restore the run in its directory; charge and make its releases before training, or read them."""
         run, directory = self.run, self.directory
-        attach_first(run.ranks, directory, run, options)
+        _attach_first(run.ranks, directory, run, options)
         if releases:
             from hush.statistics.releases import take_releases
 

@@ -118,7 +118,7 @@ class Winner(Generic[Model]):
     made: Model
 
 
-def draw_candidate(space: Space, source: Generator) -> Candidate:
+def _draw_candidate(space: Space, source: Generator) -> Candidate:
     """Draw one candidate from the search space."""
     return {name: kind.pick(float(source.random())) for name, kind in space.items()}
 
@@ -129,7 +129,7 @@ def check_space(space: Space, make: Callable[[Candidate], Plan]) -> Plan:
     plan = make(middle)
     for name, kind in space.items():
         for value in kind.ends():
-            if not costs_the_same(plan, make({**middle, name: value})):
+            if not _costs_the_same(plan, make({**middle, name: value})):
                 raise NotProvenError(
                     f"'{name}' changes the privacy event, but all trials must have the same one: search over settings "
                     "that leave the event unchanged, such as lr and clip"
@@ -137,7 +137,7 @@ def check_space(space: Space, make: Callable[[Candidate], Plan]) -> Plan:
     return plan
 
 
-def costs_the_same(plan: Plan, other: Plan) -> bool:
+def _costs_the_same(plan: Plan, other: Plan) -> bool:
     """Whether two plans have the same event, δ and extra δ, so that one cost holds for both."""
     return _list_price(plan) == _list_price(other)
 
@@ -208,7 +208,7 @@ def run_trials(
     def run_trial(candidate: Candidate) -> tuple[float, Model]:
         own = replace(make(candidate), sigma=plan.sigma, tails=plan.tails, precision=plan.precision)
         own = replace(own, trials=plan.trials)
-        if not costs_the_same(plan, own):
+        if not _costs_the_same(plan, own):
             raise NotProvenError("this candidate has another privacy event than the search was accounted for")
         return train(own)
 
@@ -321,7 +321,7 @@ def select_best(
     source = generator(secret or Secret.fresh(), streams.TRIALS, 0)
     best: Winner[Model] | None = None
     for _ in range(trials.count(float(source.random()))):
-        found = _try(run_trial, draw_candidate(space, source))
+        found = _try(run_trial, _draw_candidate(space, source))
         if found is not None and (best is None or found.score > best.score):
             best = found
     return best

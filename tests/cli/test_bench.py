@@ -166,12 +166,12 @@ def test_a_problem_of_ones_own_keeps_its_units_and_its_class_weights(capsys, wri
 
 
 def test_a_dry_run_downloads_nothing(capsys, write_spec, tmp_path, monkeypatch) -> None:
-    from hush.datasets import registry
+    from hush.datasets import download
 
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a download")
 
-    monkeypatch.setattr(registry, "fetch_missing", never)
+    monkeypatch.setattr(download, "fetch_missing", never)
     monkeypatch.setenv("HUSH_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("HUSH_DATA", raising=False)
     code, out, err = call(

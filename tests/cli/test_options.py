@@ -208,7 +208,9 @@ def test_what_is_given_wins_over_a_recipe_and_the_recipe_over_the_run(tmp_path) 
 
 def test_no_command_imports_from_another() -> None:
     rooms = Path(hush.cli.__file__).parent
-    commands = {"account", "audit", "bench", "catalogue", "ledger", "noise", "release", "report", "train"}
+    shared = {"__init__", "console", "help", "main", "options", "prepare"}
+    commands = {path.stem for path in rooms.glob("*.py")} - shared
+    assert {"train", "plan", "tune"} < commands
     for path in (rooms / f"{name}.py" for name in commands):
         tree = ast.walk(ast.parse(path.read_text()))
         found = {node.module for node in tree if isinstance(node, ast.ImportFrom)}

@@ -70,22 +70,22 @@ def list_settings(kind: type) -> dict[str, SettingField]:
     """The fields of a dataclass that carry an :class:`Option`, by name."""
     hints = get_type_hints(kind)
     return {
-        f.name: SettingField(f.name, plain_hint(hints[f.name]), f.default, f.metadata["option"])
+        f.name: SettingField(f.name, _plain_hint(hints[f.name]), f.default, f.metadata["option"])
         for f in fields(kind)
         if "option" in f.metadata
     }
 
 
-def plain_hint(hint: Any) -> Any:
+def _plain_hint(hint: Any) -> Any:
     """The type with str for a Literal of words: which words are known is checked where they are used."""
     if get_origin(hint) is Literal:
         return str
     if get_origin(hint) in (Union, types.UnionType):
-        return Union[tuple(plain_hint(part) for part in get_args(hint))]  # noqa: UP007
+        return Union[tuple(_plain_hint(part) for part in get_args(hint))]  # noqa: UP007
     return hint
 
 
-def plain_types(hint: Any) -> tuple[type, ...]:
+def _plain_types(hint: Any) -> tuple[type, ...]:
     """The types of a value that is given: without None, and a whole number will do for a float."""
     parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     given = tuple(part for part in parts if part is not type(None))
@@ -94,7 +94,7 @@ def plain_types(hint: Any) -> tuple[type, ...]:
 
 def list_axes(kind: type) -> dict[str, tuple[type, ...]]:
     """What a spec may vary, and the types that its values have."""
-    return {name: plain_types(found.hint) for name, found in list_settings(kind).items() if found.option.axis}
+    return {name: _plain_types(found.hint) for name, found in list_settings(kind).items() if found.option.axis}
 
 
 def write_help(kind: type) -> str:

@@ -57,7 +57,7 @@ class Trials:
     def __post_init__(self) -> None:
         _check_trials(self.mean, self.shape)
         positive(ceiling=self.ceiling)
-        gamma = 1.0 if self.shape == math.inf else find_gamma(self.mean, self.shape)
+        gamma = 1.0 if self.shape == math.inf else _find_gamma(self.mean, self.shape)
         if (self.mean if self.shape == math.inf else -self.shape * math.log(gamma)) > LARGEST_EXPONENT:
             raise InvalidInputError(
                 f"a number of trials of mean {self.mean:g} and shape {self.shape:g} cannot be drawn in floating point: "
@@ -89,7 +89,7 @@ class Trials:
         """The number of trials that belongs to a uniform random number in [0, 1), by the inverse of its distribution:
         truncated negative binomial (at least one), or Poisson (perhaps none)."""
         number, chance = _first_chance(self.mean, self.shape)
-        gamma = 0.0 if self.shape == math.inf else find_gamma(self.mean, self.shape)
+        gamma = 0.0 if self.shape == math.inf else _find_gamma(self.mean, self.shape)
         below = chance
         while uniform >= below and number < MOST_TRIALS:
             if self.shape == math.inf:
@@ -104,7 +104,7 @@ MOST_TRIALS = 10**6
 LARGEST_EXPONENT = 700.0  # the smallest number has a probability of about e to minus this, which must not be zero
 
 
-def find_gamma(mean: float, shape: float) -> float:
+def _find_gamma(mean: float, shape: float) -> float:
     """γ of the truncated negative binomial distribution of this mean: η(1 − γ)/(γ(1 − γ^η)), for η = 0 its limit
     (1/γ − 1)/ln(1/γ), by bisection. Papernot and Steinke 2022, definition 1."""
     if mean <= 1.0:
@@ -122,7 +122,7 @@ def _first_chance(mean: float, shape: float) -> tuple[int, float]:
     """The smallest number of trials, and its probability."""
     if shape == math.inf:
         return 0, math.exp(-mean)
-    gamma = find_gamma(mean, shape)
+    gamma = _find_gamma(mean, shape)
     if gamma == 1.0:
         return 1, 1.0
     norm = -math.log(gamma) if shape == 0 else math.expm1(-shape * math.log(gamma)) / shape

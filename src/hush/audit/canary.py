@@ -103,7 +103,7 @@ class TwoHalvesModel(nn.Module):
         return upper + lower
 
 
-def read_digits() -> tuple[Tensor, Tensor]:
+def _read_digits() -> tuple[Tensor, Tensor]:
     """Real 8×8 digits as rows of 64 numbers from 0 to 1, and their labels."""
     images, labels = as_arrays(load_digits().train)
     return images.reshape(len(images), -1) / 16, labels
@@ -111,7 +111,7 @@ def read_digits() -> tuple[Tensor, Tensor]:
 
 def make_digits_setup() -> CanarySetup:
     """Real digits, a linear model of two parallel layers, and a canary in two blank pixels."""
-    images, labels = read_digits()
+    images, labels = _read_digits()
     blank = torch.zeros(1, 64)
     blank[0, list(BLANK)] = 1.0
     direction = {}
@@ -137,7 +137,7 @@ def make_lonely_setup() -> CanarySetup:
 
 def make_mislabelled_setup() -> CanarySetup:
     """Real digits, and a canary that is one of them with a wrong label: what a black box can look for."""
-    images, labels = read_digits()
+    images, labels = _read_digits()
     image, label = images[-1:], (labels[-1:] + 1) % 10
     pull = torch.full((10,), 0.1, dtype=torch.float64)  # of the loss at weights of zero
     pull[int(label)] -= 1.0
@@ -229,7 +229,7 @@ class SanitizedModel(nn.Module):
 
 def make_features_setup(plan: Plan) -> CanarySetup:
     """Digits whose features are private, for a method with a sanitisation layer."""
-    images, labels = read_digits()
+    images, labels = _read_digits()
     canary = torch.zeros(1, 64)
     canary[0, PIXEL] = 1.0
     label = torch.full((1,), CLASSES, dtype=labels.dtype)
@@ -255,7 +255,7 @@ def _feature_losses(model: nn.Module, content: Any) -> Tensor:
 
 def make_labels_setup() -> CanarySetup:
     """Digits whose label is private, odd or even."""
-    images, labels = read_digits()
+    images, labels = _read_digits()
     model = nn.Linear(64, 2, bias=False)
     nn.init.zeros_(model.weight)
     canary = torch.zeros(1, 64)

@@ -209,7 +209,7 @@ class ManyCanaries(CanarySetup):
         return (*rows, places, torch.cat([torch.zeros(others), amounts]))
 
 
-def make_many_canaries(
+def _make_many_canaries(
     model: nn.Module, losses: Losses, data: Tensor | tuple[Tensor, ...], coins: NDArray[np.bool_]
 ) -> ManyCanaries:
     """The setup for a user's model, losses and rows, with one canary per coin."""
@@ -244,7 +244,7 @@ def audit_once(
         raise NotProvenError(f"method '{plan.method}' does not release sums of gradients alone: audit it by many runs")
     secret = Secret.fresh() if seed is None else Secret.from_seed(seed, streams.AUDIT_ONE_RUN)
     coins = generator(secret.child(streams.AUDIT_COINS), streams.CANARIES, 0).integers(0, 2, size=canaries).astype(bool)
-    game = AuditGame(plan, make_many_canaries(model, losses, data, coins))
+    game = AuditGame(plan, _make_many_canaries(model, losses, data, coins))
     seen = game.run(secret, present=True)
     bound = plan.query.channels["gradient"].bound
     readings = [Observation(seen.released[:, i], seen.stds, bound) for i in range(canaries)]

@@ -271,7 +271,7 @@ class Local:
         with Driver(job, self.retries) as driver:
             try:
                 for number in range(min(self.workers, len(job.trials))):
-                    _start(workers, choose_device(number))
+                    _start(workers, _choose_device(number))
                 while not driver.done:
                     watch()
                     for connection, worker in workers.items():
@@ -342,7 +342,7 @@ def count_cores() -> int:
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
-def choose_device(number: int) -> str:
+def _choose_device(number: int) -> str:
     """The device of a worker: GPUs in turn, else the processor."""
     count = torch.cuda.device_count()
     return f"cuda:{number % count}" if count else "cpu"

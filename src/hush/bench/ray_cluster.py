@@ -70,7 +70,7 @@ class RayDispatcher:
         self.most = wanted.workers or len(driver.job.trials)
         self.device, self.threads = "cuda:0" if wanted.gpus else "cpu", max(1, int(wanted.cpus))
         self.flying: dict[Any, Trial] = {}
-        self.send = ray.remote(num_cpus=wanted.cpus, num_gpus=wanted.gpus, max_retries=0)(run_on_node).remote
+        self.send = ray.remote(num_cpus=wanted.cpus, num_gpus=wanted.gpus, max_retries=0)(_run_on_node).remote
 
     def hand_out(self, watch: Watch) -> None:
         """Until every run is in the store."""
@@ -110,7 +110,7 @@ class RayDispatcher:
             self.driver.take_answer(trial, content)
 
 
-def run_on_node(text: str) -> bytes:
+def _run_on_node(text: str) -> bytes:
     """What a worker does; Ray calls it."""
     import ray
 

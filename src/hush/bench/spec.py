@@ -44,7 +44,7 @@ Place = tuple[str | int, ...]
 """A path into the document: table names, keys, and positions in arrays of tables."""
 
 
-def name_place(place: Place) -> str:
+def _name_place(place: Place) -> str:
     """A place for a message: ``grid 2, methods.dp-adam.lr``."""
     if place[:1] == ("grid",) and len(place) > 1:
         grid, *rest = place[1:]
@@ -106,7 +106,7 @@ class Spec:
 
     def error(self, place: Place, reason: object) -> InvalidInputError:
         """An error that names the file, the grid and the key."""
-        return InvalidInputError(f"{self.path}, {name_place(place)}: {reason}")
+        return InvalidInputError(f"{self.path}, {_name_place(place)}: {reason}")
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
@@ -181,7 +181,7 @@ class _Reader:
     document: dict[str, Any]
 
     def wrong(self, reason: str, *place: str | int) -> InvalidInputError:
-        return InvalidInputError(f"{self.path}, {name_place(place)}: {reason}")
+        return InvalidInputError(f"{self.path}, {_name_place(place)}: {reason}")
 
     def check_names(self) -> None:
         for key in self.document:

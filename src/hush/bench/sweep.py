@@ -210,19 +210,19 @@ class ProgressPrinter:
         tenth = 10 * len(tally.outcomes) // max(1, len(tally.trials))
         if tenth != self._told:
             self._told = tenth
-            self._console.print(describe_progress(tally), soft_wrap=True)
+            self._console.print(_describe_progress(tally), soft_wrap=True)
 
 
-def describe_progress(tally: Tally) -> str:
+def _describe_progress(tally: Tally) -> str:
     """The sweep in one line."""
     found = tally.summary()
     done = found["done"] + found["skipped"]
-    return f"{done} of {found['runs']} runs done, {found['failed']} failed, {describe_time_left(tally.time_left())}"
+    return f"{done} of {found['runs']} runs done, {found['failed']} failed, {_describe_time_left(tally.time_left())}"
 
 
 def make_table(tally: Tally) -> Table:
     """The sweep as a table."""
-    shown = Table("problem", "method", "runs", "done", "running", "failed", "diverged", title=describe_progress(tally))
+    shown = Table("problem", "method", "runs", "done", "running", "failed", "diverged", title=_describe_progress(tally))
     for row in tally.groups():
         cells = (row.runs, row.done, row.running, row.failed, row.diverged)
         names = (Text(make_printable(name)) for name in (row.problem, row.method))
@@ -230,7 +230,7 @@ def make_table(tally: Tally) -> Table:
     return shown
 
 
-def describe_time_left(seconds: float | None) -> str:
+def _describe_time_left(seconds: float | None) -> str:
     """A duration for people."""
     return "time left not yet known" if seconds is None else f"{format_duration(seconds)} left"
 

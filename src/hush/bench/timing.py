@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from hush.bench.trial import POINTS, Trial, configure_problem, load_problem
+from hush.datasets.download import without_downloads
 from hush.datasets.evaluation import evaluate
 from hush.datasets.problem import Problem
-from hush.datasets.registry import without_downloads
 from hush.errors import HushError, InvalidInputError
 from hush.methods import make_plan
 from hush.plan import Plan

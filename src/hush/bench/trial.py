@@ -102,16 +102,16 @@ class Trial:
         """Thirty-two hexadecimal digits."""
         stated = {"schema": SCHEMA, "hush": MAJOR, "secret": self.secret_seed, "others": self.versions, **self.config()}
         stated |= {"revised": REVISED[self.method]} if self.method in REVISED else {}
-        text = json.dumps(canonical(stated), sort_keys=True, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(_canonical(stated), sort_keys=True, ensure_ascii=False, allow_nan=False)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def canonical(value: Any) -> Any:
+def _canonical(value: Any) -> Any:
     """Equal configurations as equal data: 1.0 and 1 are the same number."""
     if isinstance(value, dict):
-        return {str(key): canonical(item) for key, item in value.items()}
+        return {str(key): _canonical(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [canonical(item) for item in value]
+        return [_canonical(item) for item in value]
     if isinstance(value, float):
         return int(value) if value.is_integer() else value if math.isfinite(value) else str(value)
     return value
@@ -401,7 +401,7 @@ class _Trial:
         self.accounts = Accounts(store.root / "accounting")
         self.plan = make_trial_plan(trial, self.problem, self.accounts)
         self.problem = configure_problem(trial, self.problem, self.plan)
-        self.ends = epoch_ends(self.plan, trial)
+        self.ends = _epoch_ends(self.plan, trial)
         self.losses = WatchedLosses(self.problem.training_losses, self.problem.classes)
         with seeded(trial.seed):
             self.model = self.problem.model().to(conditions.device)
@@ -573,7 +573,7 @@ class _Trial:
         return save({name: torch.tensor(values) for name, values in self.metrics.curves.items()})
 
 
-def epoch_ends(plan: Plan, trial: Trial) -> list[int]:
+def _epoch_ends(plan: Plan, trial: Trial) -> list[int]:
     """The steps after which the run is measured: every ``evaluate_every`` epochs, and the last."""
     every = max(1, round(trial.evaluate_every * _per_epoch(plan, trial)))
     return [*range(every, plan.steps, every), plan.steps]

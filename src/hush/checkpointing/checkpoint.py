@@ -91,7 +91,7 @@ def to_bytes(facts: dict[str, Any], state: State) -> bytes:
     """The file's content."""
     tensors: Named = {}
     text = json.dumps({"format": FORMAT, **facts, "state": flatten(state, tensors)}, allow_nan=False)
-    plain = unshare({name: value.cpu().contiguous() for name, value in tensors.items()})
+    plain = _unshare({name: value.cpu().contiguous() for name, value in tensors.items()})
     return save(plain, metadata={"hush": text, "digest": digest_content(text, plain)})
 
 
@@ -145,18 +145,18 @@ def digest_content(text: str, tensors: Named) -> str:
     for name in sorted(tensors):
         value = tensors[name]
         total.update(f"\0{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
-        total.update(tensor_bytes(value))
+        total.update(_tensor_bytes(value))
     return total.hexdigest()
 
 
-def tensor_bytes(value: Tensor) -> memoryview:
+def _tensor_bytes(value: Tensor) -> memoryview:
     """The bytes of a tensor, without a copy if it is contiguous and on the CPU."""
     flat = value.detach().cpu().contiguous().reshape(-1)
     raw: Any = flat.view(torch.uint8).numpy() if flat.numel() else b""
     return memoryview(raw)
 
 
-def unshare(tensors: Named) -> Named:
+def _unshare(tensors: Named) -> Named:
     """Give tensors that share memory a copy each: safetensors rejects shared memory."""
     seen: set[int] = set()
     found: Named = {}
@@ -174,7 +174,7 @@ SECRETS = "secret.jsonl"
 METRICS = "metrics"  # in the state of a checkpoint
 
 
-def identify_secret(secret: Secret) -> dict[str, str]:
+def _identify_secret(secret: Secret) -> dict[str, str]:
     """What a checkpoint stores about its secret: public digests, by which `find_secret` recognises every part of it."""
     return {"name": secret.name, "first": secret.first.name, "origin": secret.origin}
 
@@ -183,7 +183,7 @@ def find_secret(directory: Path, wanted: dict[str, str]) -> Secret:
     """The secret that a checkpoint names, from its private directory; `ResumeError` if it is missing."""
     path = directory / SECRETS
     for secret in read_secrets(path):
-        if identify_secret(secret) == wanted:
+        if _identify_secret(secret) == wanted:
             return secret
     raise ResumeError(
         f"'{path}' does not hold the secret '{wanted['name']}' of the checkpoint, so its steps cannot be continued: "
@@ -382,7 +382,7 @@ class Checkpoints:
                 "threads": torch.get_num_threads(),
             }
         changing = {"run": self.name, "step": run.next, "ledger": self.ledger, "digests": self._digests}
-        return {**self._fixed, **changing, "secret": identify_secret(run.secret)}
+        return {**self._fixed, **changing, "secret": _identify_secret(run.secret)}
 
     def _flush_log(self) -> None:
         if not self._lines:
@@ -513,7 +513,7 @@ def share_state(run: Run) -> None:
     tensors: Named = {}
     shared = None if ranks.rank else {"state": flatten(run.state(), tensors), "threads": torch.get_num_threads()}
     shared = ranks.broadcast(shared)
-    plain = unshare({name: value.cpu().contiguous() for name, value in tensors.items()})
+    plain = _unshare({name: value.cpu().contiguous() for name, value in tensors.items()})
     content = ranks.broadcast_bytes(b"" if ranks.rank else save(plain))
     if ranks.rank:
         torch.set_num_threads(shared["threads"])

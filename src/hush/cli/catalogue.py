@@ -20,7 +20,7 @@ from hush.cli.options import check_exists
 from hush.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from hush.datasets.registry import Dataset
+    from hush.datasets.download import Dataset
     from hush.methods import Method
     from hush.tabular.inspect import Inspection
     from hush.tabular.schema import Schema
@@ -301,7 +301,7 @@ app.command("inspect")(inspect)
 @app.command("list")
 def list_(data_dir: Place = None, as_json: AsJson = False) -> None:
     """List the datasets, their licences, and where each is stored."""
-    from hush.datasets.registry import list_datasets
+    from hush.datasets.download import list_datasets
     from hush.datasets.sources import DATASETS
 
     rows = list_datasets(DATASETS.values(), data_dir)
@@ -319,7 +319,7 @@ def verify_(
     as_json: AsJson = False,
 ) -> None:
     """Compare the unpacked bytes of every file with the official ones; exit code 1 if any is altered or unreadable."""
-    from hush.datasets.registry import verify
+    from hush.datasets.download import verify
     from hush.datasets.sources import DATASETS
 
     wanted = DATASETS.values() if name is None else [_find(name)]
@@ -340,7 +340,7 @@ def fetch_(
     as_json: AsJson = False,
 ) -> None:
     """Download missing files from a public mirror, resuming an interrupted download, and verify them."""
-    from hush.datasets.registry import fetch, progress_on_stderr
+    from hush.datasets.download import fetch, progress_on_stderr
 
     with progress_on_stderr() as progress:
         rows = fetch(_find(name), data_dir=data_dir, progress=progress)

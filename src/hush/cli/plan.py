@@ -14,8 +14,7 @@ from hush.bench.timing import TIMED_PLAN
 from hush.cli import prepare as t
 from hush.cli.console import delayed_status, say, show, show_block, show_json, show_table
 from hush.cli.options import DEFAULT_EPSILON, Planning
-from hush.cli.prepare import read_method_options, warn_delta
-from hush.cli.train import read_shares
+from hush.cli.prepare import read_method_options, read_shares, warn_delta
 from hush.datasets.problem import Problem
 from hush.errors import HushError, InvalidInputError
 from hush.guarantees import claim_steps

@@ -34,6 +34,7 @@ from hush.distributed.group import find_own_device
 from hush.errors import InvalidInputError, nearest
 from hush.methods import Candidate, ClippingOptions, PlanConfig, SGDOptions, find, options, recommend
 from hush.per_example.augmentation import Augmented
+from hush.plan import Plan
 from hush.privacy_unit import ROWS_PER_UNIT
 from hush.release.folder import PRIVATE_PART
 from hush.tabular.defaults import LOGISTIC, choose_numbers
@@ -186,14 +187,14 @@ def load_task(given: TaskOptions) -> Problem:
             "--class-weights and --private-metrics need the classes: name them in a schema (classes = […]), or declare "
             "them public (--public classes)"
         )
-    if read_weight_share(given.class_weights) is not None:
+    if _read_weight_share(given.class_weights) is not None:
         found = found.awaiting_weights()
     elif given.class_weights is not None:
         found = found.with_class_weights(read_weights(given.class_weights, found))
     return replace(found, assumptions=_say_of_test_rows(given, found.assumptions))
 
 
-def read_weight_share(text: str | None) -> float | None:
+def _read_weight_share(text: str | None) -> float | None:
     """The share of ε for noisy class counts, if `--class-weights` requests them."""
     word, colon, share = (text or "").partition(":")
     if word.strip() != "private":
@@ -348,11 +349,11 @@ def apply_table_defaults(given: Trained, task: Problem) -> Trained:
         return given
     asked = default_epsilon(given).epsilon
     epsilon = DEFAULT_EPSILON if asked is None else asked
-    chosen = choose_for_table(task, given.method, epsilon, given.left_open)
-    return replace(given, **{"model": name_model(task), **chosen})
+    chosen = _choose_for_table(task, given.method, epsilon, given.left_open)
+    return replace(given, **{"model": _name_model(task), **chosen})
 
 
-def choose_for_table(task: Problem, method: str, epsilon: float, left_open: Collection[str]) -> dict[str, Any]:
+def _choose_for_table(task: Problem, method: str, epsilon: float, left_open: Collection[str]) -> dict[str, Any]:
     """The open numbers, for a table with classes, DP-SGD and a model of hush; nothing for other data, methods or
     models."""
     known = task.schema is not None and task.classes is not None and task.architecture.source == "shipped"
@@ -365,7 +366,7 @@ def choose_for_table(task: Problem, method: str, epsilon: float, left_open: Coll
     return filled
 
 
-def name_model(task: Problem) -> str:
+def _name_model(task: Problem) -> str:
     """The value of `--model` for the architecture, so that a run keeps it if defaults change later."""
     shown = task.architecture
     if shown.name != "mlp" or shown.source != "shipped":
@@ -420,3 +421,28 @@ def warn_not_saved(given: DirectoryOptions) -> None:
         say("the model was not saved, and training it again costs the same ε again: give --out DIR to save it")
     if given.ledger is None and not given.resume and (given.dataset is not None or given.new_dataset):
         say("nothing was entered in a ledger: give --ledger FILE together with the name of the data")
+
+
+SANITIZE = "--sanitize-at, --sanitize-width, --sanitize-clip and --sanitize-dropout"
+
+
+def sanitise_task(task: Problem, plan: Plan, given: Training) -> Problem:
+    """The problem with the layer in its model, if the method releases rows, and with the initial weights asked for."""
+    at, width = given.sanitize_at, given.sanitize_width
+    if plan.trains_on is None or not hasattr(plan.trains_on, "nonnegative"):  # the range of the layer, if there is one
+        if any(value is not None for value in (at, width, given.sanitize_clip, given.sanitize_dropout)):
+            raise InvalidInputError(f"{SANITIZE} need a method that releases activations: use --method sanitize-once")
+        return task.initialised(given.initialisation)
+    from hush.sanitize.problem import place_layer
+
+    found = place_layer(task, plan.trains_on, given, at=at, width=width)
+    inner, at = (found.architecture.arguments[name] for name in ("inner", "at"))
+    say(f"sanitization layer after module '{at}' of a network '{inner}'")
+    return found.initialised(given.initialisation)
+
+
+def read_shares(given: TaskOptions) -> dict[str, float]:
+    """The shares of ε for releases before training that were asked for, as `compose_plan` takes them."""
+    weights = _read_weight_share(given.class_weights)
+    shares = {"range_share": given.private_ranges, "weight_share": weights, "class_share": given.private_classes}
+    return {name: share for name, share in shares.items() if share is not None}

@@ -18,7 +18,7 @@ from hush.errors import InvalidInputError
 MAP = Path("benchmarks", "published", "experiments.toml")
 
 
-def find_checkout() -> Path:
+def _find_checkout() -> Path:
     """The checkout of hush: the current directory, or what this hush was imported from."""
     for root in (Path.cwd(), Path(__file__).resolve().parents[3]):
         if (root / MAP).is_file() and (root / "results").is_dir():
@@ -30,7 +30,7 @@ def find_checkout() -> Path:
 
 def _load(name: str) -> Any:
     """A module of the checkout."""
-    path = str(find_checkout() / "benchmarks")
+    path = str(_find_checkout() / "benchmarks")
     if path not in sys.path:
         sys.path.insert(0, path)
     return import_module(f"published.{name}")
@@ -54,7 +54,7 @@ def reproduce(
     """
     experiments = _load("experiments")
     if name is not None:
-        folder = store or find_checkout() / "runs" / "reproduce"
+        folder = store or _find_checkout() / "runs" / "reproduce"
         with say_when_interrupted("stopped: run the same command again to continue"):
             times = experiments.run(name, folder, workers=workers, full=full, dry=dry_run, notify=say)
         chosen = [one.to_json() for one in experiments.choose(name)]

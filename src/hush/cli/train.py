@@ -32,7 +32,6 @@ from hush.cli.console import (
 )
 from hush.cli.options import (
     DirectoryOptions,
-    TaskOptions,
     Training,
     name_flags,
     read_recipes,
@@ -49,7 +48,8 @@ from hush.cli.prepare import (
     fit_batch,
     list_candidates,
     read_method_options,
-    read_weight_share,
+    read_shares,
+    sanitise_task,
     warn_not_saved,
 )
 from hush.data_release import DataRelease
@@ -93,7 +93,7 @@ def join(device: str) -> Iterator[ProcessGroup]:
         shutdown_distributed()
 
 
-def open_kept(stack: ExitStack, ranks: ProcessGroup, given: DirectoryOptions) -> RunDirectory:
+def _open_kept(stack: ExitStack, ranks: ProcessGroup, given: DirectoryOptions) -> RunDirectory:
     """The run directory that the options name."""
     return open_first(
         stack,
@@ -112,7 +112,7 @@ def open_kept(stack: ExitStack, ranks: ProcessGroup, given: DirectoryOptions) ->
 # `hush train --stop`: the early stopping rule of the published sanitization layer, and how its ε is reported.
 
 
-def describe_stop(stop: Mapping[str, Any]) -> str:
+def _describe_stop(stop: Mapping[str, Any]) -> str:
     """The stop as a sentence."""
     return (
         f"stopped after {stop['after_epochs']} epochs by --stop; that this costs only ε = {stop['epsilon_there']:.2f} "
@@ -126,7 +126,7 @@ def describe_stop(stop: Mapping[str, Any]) -> str:
 EPOCHS_SHOWN = 20  # at most so many, evenly spread: each takes an evaluation and an account
 
 
-def show_epochs(job: ProblemRun, batch_size: int) -> Callable[[], None]:
+def _show_epochs(job: ProblemRun, batch_size: int) -> Callable[[], None]:
     """A function to call after every step: at the end of an epoch it prints ε of the steps so far, and loss and
     accuracy on the test rows, which are for the owner of the data."""
     run, problem = job.run, job.problem
@@ -200,26 +200,6 @@ def take_all(
         raise typer.Exit(1)
 
 
-# The options of `hush train` for the sanitization layer of a model.
-
-NAMES = "--sanitize-at, --sanitize-width, --sanitize-clip and --sanitize-dropout"
-
-
-def sanitise_task(task: Problem, plan: Plan, given: Training) -> Problem:
-    """The problem with the layer in its model, if the method releases rows, and with the initial weights asked for."""
-    at, width = given.sanitize_at, given.sanitize_width
-    if plan.trains_on is None or not hasattr(plan.trains_on, "nonnegative"):  # the range of the layer, if there is one
-        if any(value is not None for value in (at, width, given.sanitize_clip, given.sanitize_dropout)):
-            raise InvalidInputError(f"{NAMES} need a method that releases activations: use --method sanitize-once")
-        return task.initialised(given.initialisation)
-    from hush.sanitize.problem import place_layer
-
-    found = place_layer(task, plan.trains_on, given, at=at, width=width)
-    inner, at = (found.architecture.arguments[name] for name in ("inner", "at"))
-    say(f"sanitization layer after module '{at}' of a network '{inner}'")
-    return found.initialised(given.initialisation)
-
-
 # What the user sees of the metrics. Exact metrics of held-out rows go to stdout and to ``private/figures.json``.
 
 FEW = 3  # number of classes whose recall is printed
@@ -269,14 +249,7 @@ def _list_noisy(result: dict[str, Any]) -> list[str]:
     return [f"{message}; {released['weighed']}" if "weighed" in released else message]
 
 
-def read_shares(given: TaskOptions) -> dict[str, float]:
-    """The shares of ε for releases before training that were asked for, as `compose_plan` takes them."""
-    weights = read_weight_share(given.class_weights)
-    shares = {"range_share": given.private_ranges, "weight_share": weights, "class_share": given.private_classes}
-    return {name: share for name, share in shares.items() if share is not None}
-
-
-def say_releases(released: Mapping[str, Mapping[str, Any]]) -> None:
+def _say_releases(released: Mapping[str, Mapping[str, Any]]) -> None:
     """Say what was released before training."""
     classes = released.get("private_classes", {})
     if classes:
@@ -294,7 +267,7 @@ def train(given: Training) -> None:
     check_out(given, data=given.data, private=given.method != "sgd")
     check_delta_range(given.delta, accepted=given.accept_delta or given.method == "sgd")
     with join(given.device) as ranks, ExitStack() as stack:
-        directory = open_kept(stack, ranks, given)
+        directory = _open_kept(stack, ranks, given)
         if (answer := on_rank_zero(ranks, lambda: directory.read_finished(write_settings(given)))) is not None:
             try:
                 _answer(answer, given)
@@ -321,7 +294,7 @@ def train(given: Training) -> None:
         )
         try:
             job.begin(write_settings(given), parts)
-            say_releases(job.before)
+            _say_releases(job.before)
             result = _train(job, given)
             if result is None:
                 return
@@ -413,7 +386,7 @@ def _train(job: ProblemRun, given: Training) -> dict[str, Any] | None:
         log = None if directory.checkpoints is None else directory.checkpoints.directory / LOG
         watch = watch_run(stop, run, given.batch_size, log)
     started = time.perf_counter()
-    after = {} if given.as_json else {"after_step": show_epochs(job, given.batch_size)}
+    after = {} if given.as_json else {"after_step": _show_epochs(job, given.batch_size)}
     take_all(job.problem.name, run, directory, watch, every=given.checkpoint_every, quiet=given.as_json, **after)
     seconds = time.perf_counter() - started
     if run.ranks.rank:
@@ -439,7 +412,7 @@ def _notify(result: dict[str, Any]) -> None:
     for line in list_lines(result, f"({steps} steps, {result['seconds']:.1f} s)"):
         show(line)
     if stop:
-        show(describe_stop(stop))
+        show(_describe_stop(stop))
     show_text(result["statement"])
     if result["ledger"]:
         show(result["ledger"]["sentence"])

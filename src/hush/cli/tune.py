@@ -23,9 +23,10 @@ from hush.cli.prepare import (
     find_device,
     fit_batch,
     read_method_options,
+    read_shares,
+    sanitise_task,
     warn_not_saved,
 )
-from hush.cli.train import read_shares, sanitise_task
 from hush.datasets.problem import Problem
 from hush.errors import DistributedError, InvalidInputError, NotProvenError, RunStateError
 from hush.ledger.book import DATASET, Ledger

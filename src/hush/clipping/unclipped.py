@@ -31,7 +31,7 @@ class PlainSum:
         return {}, {}
 
     def piece(self, model: nn.Module, losses: Losses, content: Any, public: State) -> Sums:
-        return sum_gradients(model, trainable(model), losses, content)
+        return _sum_gradients(model, trainable(model), losses, content)
 
     def finish(self, sums: Sums, public: State, private: State) -> tuple[Sums, State]:
         return {"gradient": sums["gradient"]}, private
@@ -45,7 +45,7 @@ class PlainSum:
         return ()
 
 
-def sum_gradients(module: nn.Module, params: Named, losses: Losses, content: Any) -> Sums:
+def _sum_gradients(module: nn.Module, params: Named, losses: Losses, content: Any) -> Sums:
     """The gradient of the module's summed loss in these parameters, and diagnostics."""
     with drawing(proven=False, again=True):
         values = losses(module, content)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hush.datasets.registry import read_files
+from hush.datasets.download import read_files
 from hush.datasets.sources import ADULT
 from hush.datasets.splits import Split
 from hush.errors import InvalidInputError

@@ -15,9 +15,9 @@ from torch import nn
 from hush._internal.imports import call_factory
 from hush._internal.tensors import Losses
 from hush.datasets import adult, cifar, digits, mnist, sources
+from hush.datasets.download import Dataset
 from hush.datasets.models import build_shipped, shipped, vae_losses
 from hush.datasets.problem import LayerPlace, Metric, Problem, cross_entropy, hold_out_validation
-from hush.datasets.registry import Dataset
 from hush.datasets.scattering import scatter
 from hush.datasets.splits import Split, as_arrays, find_shape
 from hush.errors import InvalidInputError, nearest

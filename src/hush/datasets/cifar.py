@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hush.datasets.registry import read_files
+from hush.datasets.download import read_files
 from hush.datasets.sources import CIFAR10, CIFAR_RECORD
 from hush.datasets.splits import Split
 from hush.errors import InvalidInputError

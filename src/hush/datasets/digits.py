@@ -75,11 +75,11 @@ def read_breast_cancer() -> tuple[Split, tuple[str, ...]]:
 def load_breast_cancer() -> Split:
     """The same with every measurement's public range mapped to [−1, 1]; values outside are not clamped."""
     raw, features = read_breast_cancer()
-    low, high = look_up_limits(features)
+    low, high = _look_up_limits(features)
     return raw.change_features(lambda values: 2 * (values - low) / (high - low) - 1)
 
 
-def look_up_limits(features: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+def _look_up_limits(features: tuple[str, ...]) -> tuple[Tensor, Tensor]:
     """The public (low, high) of every feature, by its name ("mean radius", "radius error", "worst radius")."""
     table = {}
     for kind, ranges in RANGES.items():

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hush.datasets.registry import Dataset, read_files
+from hush.datasets.download import Dataset, read_files
 from hush.datasets.splits import Arrays, Split
 from hush.errors import InvalidInputError
 

@@ -75,7 +75,7 @@ class PendingClasses:
         """The rows whose label is a class, by its output."""
         labels = (rows.tensors[-1][rows.rows] if isinstance(rows, RowSubset) else rows[-1]).long()
         kept = pick(rows, torch.nonzero(self.slots[labels] >= 0).reshape(-1))
-        return change_labels(kept, lambda codes: self.slots[codes.long()])
+        return _change_labels(kept, lambda codes: self.slots[codes.long()])
 
 
 @dataclass(frozen=True)
@@ -346,7 +346,7 @@ def _hold_out(
     return rest, held, replace(owners, train=whose)
 
 
-def change_labels(rows: Rows, change: Callable[[Tensor], Tensor]) -> Rows:
+def _change_labels(rows: Rows, change: Callable[[Tensor], Tensor]) -> Rows:
     """The same examples with other labels; ``change`` must look at each label alone."""
     return rows.change_last(change) if isinstance(rows, RowSubset) else (*rows[:-1], change(rows[-1]))
 
@@ -363,14 +363,14 @@ def make_regression(
 ) -> Problem:
     """A problem whose target is a number with a public range. Targets to train on are clamped to it; those to test on
     are left as they are, so that figures say how far predictions lie from what was true."""
-    scaled = change_labels(split.train, lambda targets: from_units(targets.double().clamp(*limits), limits).float())
+    scaled = _change_labels(split.train, lambda targets: from_units(targets.double().clamp(*limits), limits).float())
     train, held, owners = _hold_out(scaled, split.owners, validation, seed)
     return Problem(
         name="",
         summary="",
         train=train,
         owners=owners,
-        test=change_labels(split.test, lambda truth: from_units(truth.double(), limits).float()),
+        test=_change_labels(split.test, lambda truth: from_units(truth.double(), limits).float()),
         validation=held,
         model=model,
         losses=losses,

@@ -67,7 +67,7 @@ def compute_features(images: Tensor, batch: int = 250) -> Tensor:
 def transform(images: Tensor) -> Tensor:
     """The maps of images (…, height, width): (…, 81, height/4, width/4)."""
     height, width = images.shape[-2:]
-    low, band = make_filters(*(((side >> SCALE) + 2) << SCALE for side in (height, width)))
+    low, band = _make_filters(*(((side >> SCALE) + 2) << SCALE for side in (height, width)))
     spectrum = fft2(_pad(images.reshape(-1, 1, height, width), *low[0].shape))
     maps, second = [_smooth(spectrum, low, 0)], []
     for j in range(SCALE):
@@ -107,7 +107,7 @@ def _subsample(spectrum: Tensor, halvings: int) -> Tensor:
 
 
 @lru_cache(maxsize=4)
-def make_filters(height: int, width: int) -> tuple[tuple[Tensor, ...], tuple[tuple[Tensor, ...], ...]]:
+def _make_filters(height: int, width: int) -> tuple[tuple[Tensor, ...], tuple[tuple[Tensor, ...], ...]]:
     """Spectra of φ by resolution, and of ψ by scale and resolution (angles first), for padded images."""
     phi = _periodise(_gabor(height, width, 0.8 * 2 ** (SCALE - 1), 0.0, 0.0, 1.0), SCALE)
     bands = []

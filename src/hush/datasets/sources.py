@@ -5,7 +5,7 @@ Loaders are in the modules of their formats; nothing here imports them.
 
 from __future__ import annotations
 
-from hush.datasets.registry import Archive, Dataset, File, Folder
+from hush.datasets.download import Archive, Dataset, File, Folder
 
 
 def _pin_images(train_images: str, train_labels: str, test_images: str, test_labels: str) -> tuple[File, ...]:

@@ -53,12 +53,12 @@ def digest_data(source: Source, secret: Secret, notify: Notify) -> str:
         return f"{digest_data(source.rows, secret, notify)}, in units: {grouping}"
     if isinstance(source, Tensors):
         return _tag(secret, "data", (part for tensor in source.tensors for part in _bytes(tensor)))
-    if is_varying(source, secret):
+    if _is_varying(source, secret):
         return f"{VARYING}: {len(source)} examples"
     return _whole(source, secret, notify)
 
 
-def is_varying(source: Source, secret: Secret) -> bool:
+def _is_varying(source: Source, secret: Secret) -> bool:
     """Whether some examples differ from one reading to the next."""
     size = min(LOOKED_AT, len(source))
     chosen = generator(secret, streams.SAMPLED_DIGEST, 0).choice(len(source), size, replace=False, shuffle=False)

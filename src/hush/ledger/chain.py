@@ -106,7 +106,7 @@ DIGITS = 64  # of a hash
 TAIL = len(PREVIOUS) + DIGITS + len(HASH) + DIGITS + len(END)
 
 
-def split_line(line: bytes) -> tuple[Slots, bytes, tuple[bytes, bytes, bytes]] | None:
+def _split_line(line: bytes) -> tuple[Slots, bytes, tuple[bytes, bytes, bytes]] | None:
     """The slots of a spend's line as hush writes it, its hash, and what is between them; None for any other line."""
     comma, tail = line.find(b","), len(line) - TAIL
     start = comma + len(AT)
@@ -136,7 +136,7 @@ def split_line(line: bytes) -> tuple[Slots, bytes, tuple[bytes, bytes, bytes]] |
     return slots, line[-DIGITS - len(END) : -len(END)], between
 
 
-def make_template(entry: Entry, noise: bool, between: tuple[bytes, bytes, bytes]) -> Template | None:
+def _make_template(entry: Entry, noise: bool, between: tuple[bytes, bytes, bytes]) -> Template | None:
     """The template of a line that was parsed; None where the slots are not what they look like."""
     marks = Slots(*(secrets.token_hex(16).encode() for _ in Slots._fields))._replace(
         line=str(10**30 + secrets.randbelow(10**30)).encode()
@@ -282,7 +282,7 @@ class Chain:
 
     def _read_line(self, line: bytes) -> None:
         """One more line, checked: by the template of lines like it, or parsed."""
-        split = split_line(line)
+        split = _split_line(line)
         template = None
         if split is not None:
             slots, found, between = split
@@ -296,7 +296,7 @@ class Chain:
                     return
         entry = self._checked(line)
         if split is not None and template is None and between not in self._templates:
-            self._templates[between] = template = make_template(entry, bool(slots.noise), between)
+            self._templates[between] = template = _make_template(entry, bool(slots.noise), between)
         self._note(Line(entry), entry["hash"])
         self._end = End(self._end.lines + 1, self._end.size + len(line) + 1, entry["hash"])
 

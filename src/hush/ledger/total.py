@@ -125,7 +125,7 @@ class Scope:
 WHOLE_ROW = Scope()
 
 
-def describe_unbounded(spent: Scope, asked: Scope, caps: Caps) -> str:
+def _describe_unbounded(spent: Scope, asked: Scope, caps: Caps) -> str:
     """Why a spend's ε is ∞ in a total of this scope, as words that follow "one spend is"; empty where it is not."""
     if spent.protects not in ("example", asked.protects):
         return f"about {HALF[spent.protects]}"
@@ -159,7 +159,7 @@ def count_changes(spent: Scope, asked: Scope, caps: Caps, adjacency: Adjacency, 
     return twice * caps[asked.unit]
 
 
-def list_taken(spent: Scope, asked: Scope, caps: Caps, adjacency: Adjacency, relation: Adjacency) -> tuple[str, ...]:
+def _list_taken(spent: Scope, asked: Scope, caps: Caps, adjacency: Adjacency, relation: Adjacency) -> tuple[str, ...]:
     """What counting a spend of one unit in a total of another takes for granted."""
     if spent.unit == asked.unit:
         return ()
@@ -274,19 +274,19 @@ def add_up(
     found: set[Status] = {cost.status for cost in costs} or {"proven"}
     status = min(found, key=WORST.index)
     adjacency = _common({cost.adjacency for cost in costs}, scope)
-    why = next(filter(None, (describe_unbounded(cost.scope, scope, caps) for cost in costs)), "")
+    why = next(filter(None, (_describe_unbounded(cost.scope, scope, caps) for cost in costs)), "")
     if why and status != "none":
         delta = delta or max(cost.delta for cost in costs)
         return Total(math.inf, delta, adjacency, "none", UNBOUNDED, spends, scope=scope, reason=why)
     changes = [1 if why else count_changes(c.scope, scope, caps, c.adjacency, adjacency) for c in costs]
     if not (spends == 1 and changes[0] == 1 and (delta is None or delta >= costs[0].delta)):  # more than is stated
-        costs = charge_composed(costs)
+        costs = _charge_composed(costs)
     changing = [_Change(c, k, n) for c, k, (_, n) in zip(costs, changes, counts, strict=True)]
     delta = _natural_delta(changing) if delta is None else delta
     if not costs or status == "none":
         return Total(0.0 if not costs else math.inf, delta, adjacency, status, NOTHING, spends, scope=scope)
     spent, parts = min(((_added(p, delta), p) for p in _ways(changing)), key=lambda way: way[0])
-    taken = (text for c in costs for text in list_taken(c.scope, scope, caps, c.adjacency, adjacency))
+    taken = (text for c in costs for text in _list_taken(c.scope, scope, caps, c.adjacency, adjacency))
     own = (text for cost in costs for text in cost.assumptions)
     assumed = order_conditions((*taken, *own, *((FIXED,) if spends > 1 else ())))
     return Total(spent, delta, adjacency, status, _how(spends, parts), spends, assumed, scope)
@@ -300,7 +300,7 @@ def _count_equal(costs: Sequence[Cost]) -> list[tuple[Cost, int]]:
     return [(same[0], len(same)) for same in found.values()]
 
 
-def charge_composed(costs: Sequence[Cost]) -> list[Cost]:
+def _charge_composed(costs: Sequence[Cost]) -> list[Cost]:
     """These costs with what they lose at any ε: composed with others, for several changes, and at a smaller δ."""
     return [
         replace(cost, lost=cost.lost + cost.composed, points=tuple((d + cost.composed, e) for d, e in cost.points))
@@ -359,7 +359,7 @@ def use_filter(
         allowed = {order: epsilon + _conversion(order, delta * (1 - SET_ASIDE)) for order in each}
         order = max(each, key=lambda order: allowed[order] / max(each[order], 1e-300))
         joint = dp_event.ComposedDpEvent([cost.event for cost in costs])
-        spent, lost = divergences(joint, adjacency, (order,))[order], sum(cost.lost for cost in charge_composed(costs))
+        spent, lost = divergences(joint, adjacency, (order,))[order], sum(cost.lost for cost in _charge_composed(costs))
         lost += (1 + math.exp(min(epsilon, 700.0))) * find_leaves(joint).imprecise_delta
         return Filtered(order, spent, max(allowed[order], 0.0), lost, SET_ASIDE * delta)
     except HushError:

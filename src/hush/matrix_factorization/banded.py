@@ -61,7 +61,7 @@ class BandedMatrix(Strategy):
     @cached_property
     def columns(self) -> Array:
         """columns[i, j] = C_{i+j,i}."""
-        return freeze(to_columns(self.rows))
+        return freeze(_to_columns(self.rows))
 
     def column_norms(self) -> Array:
         """√X_ii."""
@@ -130,7 +130,7 @@ class BandedMatrix(Strategy):
         return np.asarray(np.sum(left * columns[distance:, : width - distance], axis=1))
 
 
-def to_columns(rows: Array) -> Array:
+def _to_columns(rows: Array) -> Array:
     """From rows[t, j] = C_{t,t−j} to columns[i, j] = C_{i+j,i}."""
     columns = np.zeros_like(rows)
     for lag in range(min(rows.shape[1], len(rows))):
@@ -138,7 +138,7 @@ def to_columns(rows: Array) -> Array:
     return columns
 
 
-def to_rows(columns: Array) -> Array:
+def _to_rows(columns: Array) -> Array:
     """From columns[i, j] = C_{i+j,i} to rows[t, j] = C_{t,t−j}."""
     rows = np.zeros_like(columns)
     for lag in range(min(columns.shape[1], len(columns))):
@@ -205,13 +205,13 @@ def _banded(workload: Workload, bands: int, rtol: float) -> dict[str, Array]:
 
     def loss(free: Array) -> tuple[float, Array]:
         unit, norm = columns(free)
-        value, by_row = Recursion.of(to_rows(unit), workload).total_and_gradient()
-        gradient = to_columns(by_row)
+        value, by_row = Recursion.of(_to_rows(unit), workload).total_and_gradient()
+        gradient = _to_columns(by_row)
         tangent = (gradient - unit * np.sum(gradient * unit, axis=1, keepdims=True)) / norm
         return math.log(value), tangent[below] / value
 
     found = _descend(loss, start[below], rtol)
-    return {"rows": to_rows(columns(found.x)[0]), "iterations": np.array(float(found.nit))}
+    return {"rows": _to_rows(columns(found.x)[0]), "iterations": np.array(float(found.nit))}
 
 
 def _toeplitz(workload: Workload, bands: int, times: int, apart: int, rtol: float) -> dict[str, Array]:

@@ -64,7 +64,7 @@ class BLT(LowerToeplitz):
     @cached_property
     def inverse(self) -> tuple[Array, Array]:
         """θ̂, ω̂ of C⁻¹ (its coefficients are 1, −Σ ω̂ⱼ θ̂ⱼ^(t−1))."""
-        return inverse_parameters(self.theta, self.omega)
+        return _inverse_parameters(self.theta, self.omega)
 
     @cached_property
     def column(self) -> Array:
@@ -91,7 +91,7 @@ class BLT(LowerToeplitz):
         return BLT(steps, self.theta, self.omega)
 
 
-def inverse_parameters(theta: Array, omega: Array) -> tuple[Array, Array]:
+def _inverse_parameters(theta: Array, omega: Array) -> tuple[Array, Array]:
     """θ̂, ω̂ of the inverse: eigenvalues of diag(θ) − uuᵀ and squared overlaps with u = √ω."""
     u = np.sqrt(omega)
     values, vectors = np.linalg.eigh(np.diag(theta) - np.outer(u, u))
@@ -205,7 +205,7 @@ def _quadrature(steps: int, buffers: int) -> Array:
 
 def prefix_mean_square(theta: Array, omega: Array, steps: int) -> float:
     """‖A C⁻¹‖_F² / T for prefix sums: Σ_{i,j} hᵢhⱼ Σₜ (T − t)(θ̂ᵢθ̂ⱼ)ᵗ / T, the pole 1 of weight 1/C(1) included."""
-    decay, weight = inverse_parameters(theta, omega)
+    decay, weight = _inverse_parameters(theta, omega)
     poles = np.append(decay, 1.0)
     share = np.append(weight / (1 - decay), 1 / (1 + float(np.sum(omega / (1 - theta)))))
     return float(share @ _triangular(np.outer(poles, poles), steps) @ share) / steps

@@ -43,7 +43,7 @@ def _solve(workload: Workload, tau: int | None, rtol: float) -> dict[str, Array]
         block = W[start : start + size, start : start + size]
         key = block.tobytes()
         if key not in known:
-            known[key] = fixed_point(block.T @ block, rtol)
+            known[key] = _fixed_point(block.T @ block, rtol)
         part, primal, dual, iterations = known[key]
         X[start : start + size, start : start + size] = part
         value, bound, most = value + primal, bound + dual, max(most, iterations)
@@ -51,7 +51,7 @@ def _solve(workload: Workload, tau: int | None, rtol: float) -> dict[str, Array]
     return {"C": from_gram(X).C, "gap": np.array(gap), "iterations": np.array(float(most))}
 
 
-def fixed_point(G: Array, rtol: float) -> tuple[Array, float, float, int]:
+def _fixed_point(G: Array, rtol: float) -> tuple[Array, float, float, int]:
     """X with unit diagonal minimising tr(G X⁻¹); also that value, a lower bound on it, and the number of iterations."""
     x = 0.5 * np.log(np.diag(G))  # log v
     history: list[tuple[Array, Array]] = []

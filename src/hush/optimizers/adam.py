@@ -28,34 +28,34 @@ class Adam:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        check_settings(self.lr, self.beta1, self.beta2, self.weight_decay)
+        _check_settings(self.lr, self.beta1, self.beta2, self.weight_decay)
         validate.positive(eps=self.eps)
 
     def init(self, params: Named) -> State:
-        return zero_moments(params)
+        return _zero_moments(params)
 
     @torch.no_grad()
     def step(self, params: Named, release: NoisyGradient, state: State) -> Named:
-        m, v = move_moments(params, release, state, self.beta1, self.beta2)
+        m, v = _move_moments(params, release, state, self.beta1, self.beta2)
         scale = list(torch._foreach_div(v, 1.0 - self.beta2 ** state["taken"]))
         torch._foreach_sqrt_(scale)
         torch._foreach_add_(scale, self.eps)
         lr, start = rate_at(self.lr, release.step), 1.0 - self.beta1 ** state["taken"]
-        return apply_update(params, m, scale, lr, start, self.weight_decay)
+        return _apply_update(params, m, scale, lr, start, self.weight_decay)
 
 
-def check_settings(lr: Rate, beta1: float, beta2: float, weight_decay: float) -> None:
+def _check_settings(lr: Rate, beta1: float, beta2: float, weight_decay: float) -> None:
     check_rate(lr)
     validate.probability(beta1=beta1, beta2=beta2)
     validate.non_negative(weight_decay=weight_decay)
 
 
-def zero_moments(params: Named) -> State:
+def _zero_moments(params: Named) -> State:
     zeros = {n: torch.zeros_like(p) for n, p in params.items()}
     return {"m": zeros, "v": {n: z.clone() for n, z in zeros.items()}, "taken": 0}
 
 
-def move_moments(
+def _move_moments(
     params: Named, release: NoisyGradient, state: State, beta1: float, beta2: float
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Update the moving averages of the noisy gradient and of its square in place, without bias correction."""
@@ -69,7 +69,7 @@ def move_moments(
     return m, v
 
 
-def apply_update(
+def _apply_update(
     params: Named,
     m: list[Tensor],
     scale: list[Tensor],
@@ -103,15 +103,15 @@ class AdamBC:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        check_settings(self.lr, self.beta1, self.beta2, self.weight_decay)
+        _check_settings(self.lr, self.beta1, self.beta2, self.weight_decay)
         validate.positive(floor=self.floor)
 
     def init(self, params: Named) -> State:
-        return zero_moments(params) | {"psi": 0.0}
+        return _zero_moments(params) | {"psi": 0.0}
 
     @torch.no_grad()
     def step(self, params: Named, release: NoisyGradient, state: State) -> Named:
-        m, v = move_moments(params, release, state, self.beta1, self.beta2)
+        m, v = _move_moments(params, release, state, self.beta1, self.beta2)
         state["psi"] += (1.0 - self.beta2) * (release.noise_std**2 - state["psi"])
         start = 1.0 - self.beta2 ** state["taken"]
         scale = list(torch._foreach_div(v, start))
@@ -119,4 +119,4 @@ class AdamBC:
         torch._foreach_clamp_min_(scale, self.floor)
         torch._foreach_sqrt_(scale)
         lr, begun = rate_at(self.lr, release.step), 1.0 - self.beta1 ** state["taken"]
-        return apply_update(params, m, scale, lr, begun, self.weight_decay)
+        return _apply_update(params, m, scale, lr, begun, self.weight_decay)

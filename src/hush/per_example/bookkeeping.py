@@ -32,8 +32,8 @@ from hush.per_example.model_rng import NotPerExample, drawing
 from hush.per_example.reads import start_again, watching_reads
 from hush.per_example.result import NonFiniteRows, PerExampleGradients, Weights, weights_of
 from hush.per_example.rounding import exact_products
+from hush.per_example.rules import NOT_FIRST, Entry, Known, NoLayerRule, Session, TrackedParameter
 from hush.per_example.terms import Materialized, Term, bound_in_chunks, merge_terms, sum_terms
-from hush.per_example.tracking import NOT_FIRST, Entry, Known, NoLayerRule, Session, TrackedParameter
 from hush.per_example.units import gather_rows
 from hush.privacy_unit import count_rows
 
@@ -153,9 +153,9 @@ def _record_point(
     at = point.params or {}
     entries = [Entry(name, at.get(name, p).detach(), session) for name, p in params.items()]
     stand_ins = {id(p): TrackedParameter.of(entry) for p, entry in zip(params.values(), entries, strict=True)}
-    replaced = find_frozen(parts_of(model))
+    replaced = _find_frozen(parts_of(model))
     if alone:
-        replaced = replaced | map_over_examples(model, alone, session, known)
+        replaced = replaced | _map_over_examples(model, alone, session, known)
     with torch.enable_grad(), recording(model, stand_ins), replacing_forwards(replaced):
         try:
             with watching_reads(drawing()):
@@ -167,7 +167,7 @@ def _record_point(
     return values.detach(), entries
 
 
-def find_frozen(parts: ModelParts) -> dict[nn.Module, Callable[..., Any]]:
+def _find_frozen(parts: ModelParts) -> dict[nn.Module, Callable[..., Any]]:
     """The forwards of frozen linear layers, found once."""
     if "frozen" not in parts.memo:
         parts.memo["frozen"] = align_frozen(parts.model)
@@ -188,7 +188,7 @@ def _backward(session: Session, values: Tensor, coefficient: float, params: Name
     session.settle()
 
 
-def map_over_examples(
+def _map_over_examples(
     model: nn.Module, names: Iterable[str], session: Session, known: Known
 ) -> dict[nn.Module, Callable[..., Any]]:
     """The forwards of these modules, mapped over single examples."""

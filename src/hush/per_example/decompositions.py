@@ -159,7 +159,7 @@ def _run_direction(
     return (out.flip(1) if suffix.endswith("_reverse") else out), state
 
 
-def run_recurrent(m: nn.RNNBase, input: Any, hx: Any = None) -> Any:
+def _run_recurrent(m: nn.RNNBase, input: Any, hx: Any = None) -> Any:
     """LSTM, GRU and plain recurrent layers, step by step."""
     if not isinstance(input, Tensor) or input.dim() != 3:
         return type(m).forward(m, input, hx)
@@ -186,7 +186,7 @@ def run_recurrent(m: nn.RNNBase, input: Any, hx: Any = None) -> Any:
 
 _SUBSTITUTES: dict[type[nn.Module], Callable[..., Any]] = {
     nn.MultiheadAttention: attend,
-    nn.LSTM: run_recurrent,
-    nn.GRU: run_recurrent,
-    nn.RNN: run_recurrent,
+    nn.LSTM: _run_recurrent,
+    nn.GRU: _run_recurrent,
+    nn.RNN: _run_recurrent,
 }

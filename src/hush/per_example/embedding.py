@@ -14,8 +14,8 @@ from torch import Tensor
 
 from hush.per_example.result import Weights
 from hush.per_example.rounding import bound_squares
+from hush.per_example.rules import Entry, TrackedParameter, apply_layer, entry_of, handles, refuse
 from hush.per_example.terms import RoundingBound, Term
-from hush.per_example.tracking import Entry, TrackedParameter, apply_layer, entry_of, handles, refuse
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from hush.per_example.isolation import (
 from hush.per_example.model_rng import drawing_only, is_by_place
 from hush.per_example.reads import logging_to
 from hush.per_example.result import GradientWarning, PerExampleGradients
-from hush.per_example.tracking import Known, NoLayerRule
+from hush.per_example.rules import Known, NoLayerRule
 from hush.randomness import Secret, streams
 
 # What is known about a model with a loss. Two losses are the same if they do the same, not if they are one object.
@@ -77,7 +77,7 @@ class EngineChoices:
     def of(self, losses: Losses, modes: Hashable) -> EngineChoice:
         """The choice for this loss. If every step passes a new closure, only a limited number is compared; later ones
         get the choice of the last one, or of the first that was slow."""
-        key, code = (identify_loss(losses), modes), (code_of(losses), modes)
+        key, code = (identify_loss(losses), modes), (_code_of(losses), modes)
         if key not in self.by_loss:
             times, last = self.by_code.get(code, (0, EngineChoice()))
             known = times >= REMEMBERED or (last.checked and last.engine != "book-keeping")
@@ -146,7 +146,7 @@ def identify_loss(thing: Any, depth: int = 6) -> Hashable:
     return Same(thing)
 
 
-def code_of(thing: Any) -> Hashable:
+def _code_of(thing: Any) -> Hashable:
     """The key that all functions of one factory share."""
     while isinstance(thing, (types.MethodType, functools.partial)):
         thing = thing.__func__ if isinstance(thing, types.MethodType) else thing.func
@@ -187,7 +187,7 @@ def record_automatic(
     return _SLOW.get(verdict.engine, record_functional)(model, losses, content, n, points)
 
 
-def engine_of(model: nn.Module, losses: Losses) -> tuple[Book, str]:
+def _engine_of(model: nn.Module, losses: Losses) -> tuple[Book, str]:
     """The function that reproduces a recording of this model with this loss, and the engine of its reference."""
     verdict = verdict_of(model, losses)
     if verdict.engine == "one by one":
@@ -350,7 +350,7 @@ class CheckedLosses:
 
     def check(self, case: EngineComparison, tape: PerExampleGradients, start: Tensor) -> None:
         """Raise if examples differ from the same examples alone; ``start`` is torch's generator state before it."""
-        book, engine = engine_of(case.model, case.losses)
+        book, engine = _engine_of(case.model, case.losses)
         if case.n < 2 or not (isinstance(tape, BookkeepingGradients) or engine == "one by one"):
             return  # torch.func computes every example in its own batch
         which = torch.tensor(self._pick(case.n))

@@ -49,7 +49,7 @@ from hush.per_example.result import (
     microbatch_scope,
 )
 from hush.per_example.rounding import exact_products
-from hush.per_example.tracking import NoLayerRule
+from hush.per_example.rules import NoLayerRule
 
 __all__ = [
     "Augmented",

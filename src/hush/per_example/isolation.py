@@ -167,14 +167,14 @@ def is_mixed(
 ) -> bool:
     """Whether the gradients of a batch, recorded by ``book``, differ from those of the same examples alone."""
     given = (which, engine, random, rewind)
-    if is_unmixed(case, tape, *given):
+    if _is_unmixed(case, tape, *given):
         return False
-    if not (is_unmixed(case, tape, *given, close=SLIGHT) or _is_own(case, tape, which, book, rewind)):
+    if not (_is_unmixed(case, tape, *given, close=SLIGHT) or _is_own(case, tape, which, book, rewind)):
         return True
 
     def is_different(case: EngineComparison) -> bool:
         rewind()
-        return not is_unmixed(case, case.run_bookkeeping(book), *given)
+        return not _is_unmixed(case, case.run_bookkeeping(book), *given)
 
     return bool(judge_in_float64(case, is_different, lambda: True))
 
@@ -192,7 +192,7 @@ def _is_own(
     return rows_agree(tape, which, blank, at=which)
 
 
-def is_unmixed(
+def _is_unmixed(
     case: EngineComparison,
     tape: PerExampleGradients,
     which: Tensor,
@@ -213,7 +213,7 @@ def is_unmixed(
         return True
     rewind()
     right = case.compute_losses_alone()
-    return are_near(tape.losses, right, float(right.nan_to_num(0, 0, 0).abs().max()) + 1e-12, close)
+    return _are_near(tape.losses, right, float(right.nan_to_num(0, 0, 0).abs().max()) + 1e-12, close)
 
 
 def rows_agree(
@@ -231,7 +231,7 @@ def rows_agree(
     scales = _find_scales(right)
     losses = other.losses.detach()[rows.to(other.losses.device)]
     here = tape.losses[which.to(losses.device)].detach()
-    if not are_near(here, losses, losses.new_tensor(scales, dtype=torch.float64), close):
+    if not _are_near(here, losses, losses.new_tensor(scales, dtype=torch.float64), close):
         return False
     pairs = zip(found, right, scales, strict=True)
     return all(_is_same(a[name], b[name], scale, close) for a, b, scale in pairs for name in b)
@@ -267,7 +267,7 @@ def norms_agree(tape: PerExampleGradients, which: Tensor, alone: PerExampleGradi
     largest = max((float(b.nan_to_num(0, 0, 0).max()) for _, b in pairs), default=0.0)
     pairs = [(a[torch.isfinite(a)], b[torch.isfinite(a)]) for a, b in pairs]
     # a norm is an upper bound, so that of a zero gradient is not zero
-    return all(are_near(a, b, largest + 1e-6) for a, b in pairs)
+    return all(_are_near(a, b, largest + 1e-6) for a, b in pairs)
 
 
 def measure_difference(one: Any, place: int, other: Any, at: int) -> float:
@@ -291,7 +291,7 @@ def _share_of_others(a: Tensor, b: Tensor) -> float:
     return 1.0 - float(same.double().mean())
 
 
-def are_near(a: Tensor, b: Tensor, scale: float | Tensor, close: float | None = None) -> bool:
+def _are_near(a: Tensor, b: Tensor, scale: float | Tensor, close: float | None = None) -> bool:
     """Whether values agree, and are finite at the same positions; ``scale`` is one number, or one per value."""
     finite = torch.isfinite(b)
     if not torch.equal(finite, torch.isfinite(a)):

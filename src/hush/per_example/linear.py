@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from hush.per_example.conv import Convolution
 from hush.per_example.rounding import LINE, align, empty_aligned
-from hush.per_example.terms import Materialized, OuterProduct
-from hush.per_example.tracking import (
+from hush.per_example.rules import (
     Entry,
     TrackedParameter,
     apply_layer,
@@ -27,6 +26,7 @@ from hush.per_example.tracking import (
     handles,
     refuse,
 )
+from hush.per_example.terms import Materialized, OuterProduct
 
 
 def multiply_rows(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -56,11 +56,11 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, gy: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         with torch._C.DisableTorchFunction():
-            leave_linear(ctx.entries, x, gy)
+            _leave_linear(ctx.entries, x, gy)
             return None, multiply_rows(gy, weight) if ctx.needs_input_grad[1] else None, None, None, None
 
 
-def leave_linear(entries: tuple[Entry | None, Entry | None], x: Tensor, gy: Tensor) -> None:
+def _leave_linear(entries: tuple[Entry | None, Entry | None], x: Tensor, gy: Tensor) -> None:
     """The terms of y = x Wᵀ + b, for any number of dimensions between the examples and the features."""
     weight, bias = entries
     if weight is None and bias is None:

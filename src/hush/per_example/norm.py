@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from hush.per_example.rules import Entry, apply_layer, expand_per_example, handles, refuse
 from hush.per_example.terms import Materialized
-from hush.per_example.tracking import Entry, apply_layer, expand_per_example, handles, refuse
 
 Entries = tuple[Entry | None, Entry | None]
 _INPUT_ONLY = [True, False, False]

@@ -48,7 +48,7 @@ def export_release(model: ReleasedModel, out: Path, kind: str, *, overwrite: boo
         raise InvalidInputError(
             f"'{out}' lies in the release, which holds what was released and nothing else: give another --out"
         )
-    network, encoding = take_apart(model)
+    network, encoding = _take_apart(model)
     program = export_program(network, encoding["shape"], kind)
     page = {
         "format": ENCODING,
@@ -64,7 +64,7 @@ def export_release(model: ReleasedModel, out: Path, kind: str, *, overwrite: boo
     return partial
 
 
-def take_apart(model: ReleasedModel) -> tuple[nn.Module, dict[str, Any]]:
+def _take_apart(model: ReleasedModel) -> tuple[nn.Module, dict[str, Any]]:
     """(the network after its encoding, the encoding as JSON data) of a released model."""
     inputs, network = model.description.inputs, model.network
     if inputs is None:
@@ -75,7 +75,7 @@ def take_apart(model: ReleasedModel) -> tuple[nn.Module, dict[str, Any]]:
         return network, describe_pixels(inputs.shape, inputs.low, inputs.high, inputs.onto)
     if inputs.schema is not None and isinstance(network, nn.Sequential) and isinstance(network[0], Encoder):
         return network[1], describe_columns(inputs.schema.features)
-    return network, describe_numbers(inputs.shape)
+    return network, _describe_numbers(inputs.shape)
 
 
 def _describe_outputs(description: Description) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def describe_pixels(
     }
 
 
-def describe_numbers(shape: Sequence[int]) -> dict[str, Any]:
+def _describe_numbers(shape: Sequence[int]) -> dict[str, Any]:
     """The encoding of a model that takes numbers as they are."""
     return {"kind": "arrays", "shape": list(shape), "arithmetic": "float32", "number": "x as it is"}
 

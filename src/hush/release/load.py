@@ -114,7 +114,7 @@ def load(directory: str | Path, *, model: nn.Module | None = None, trust_code: b
     described = model is None or (folder / MODEL).is_file()
     description = read_description(folder) if described else Description("other")
     weights = read_weights(folder)
-    network = build_network(description, weights, folder, model=model, trust_code=trust_code)
+    network = _build_network(description, weights, folder, model=model, trust_code=trust_code)
     return ReleasedModel(network, description, read_json(folder / CARD), folder).eval()
 
 
@@ -128,18 +128,18 @@ def read_weights(folder: Path) -> Weights:
         raise FormatError(f"'{folder / WEIGHTS}' is not a whole file of weights") from error
 
 
-def build_network(
+def _build_network(
     description: Description, weights: Weights, folder: Path, *, model: nn.Module | None, trust_code: bool
 ) -> nn.Module:
     """The network with the release's weights, whose names and shapes must be its own."""
     if model is None and description.architecture.source == "shipped":
-        network = put_behind_encoder(build_empty(description, weights, folder), description)
+        network = _put_behind_encoder(build_empty(description, weights, folder), description)
         network.load_state_dict(weights, assign=True)
         return network
-    network = put_behind_encoder(
+    network = _put_behind_encoder(
         _import_model(description.architecture, folder, trust_code) if model is None else model, description
     )
-    check_weights(network, weights, folder)
+    _check_weights(network, weights, folder)
     network.load_state_dict(weights)
     return network
 
@@ -152,8 +152,8 @@ def build_empty(description: Description, weights: Weights, folder: Path) -> nn.
         raise FormatError(f"the schema in '{folder}' has {width} inputs, for which there are no weights")
     with torch.device("meta"):
         inner = build_shipped(description.architecture)
-        network = put_behind_encoder(inner, description)
-        check_weights(network, weights, folder)
+        network = _put_behind_encoder(inner, description)
+        _check_weights(network, weights, folder)
         _check_shapes(network, description, folder)
     return inner
 
@@ -181,7 +181,7 @@ def _check_shapes(network: nn.Module, description: Description, folder: Path) ->
         )
 
 
-def check_weights(network: nn.Module, weights: Weights, folder: Path) -> None:
+def _check_weights(network: nn.Module, weights: Weights, folder: Path) -> None:
     """Refuse weights that are not, by name, shape and type, those of the network."""
     own = {name: (tuple(value.shape), value.dtype) for name, value in network.state_dict().items()}
     found = {name: (tuple(value.shape), value.dtype) for name, value in weights.items()}
@@ -193,7 +193,7 @@ def check_weights(network: nn.Module, weights: Weights, folder: Path) -> None:
         )
 
 
-def put_behind_encoder(inner: nn.Module, description: Description) -> nn.Module:
+def _put_behind_encoder(inner: nn.Module, description: Description) -> nn.Module:
     """The network as it was trained: behind the encoding of the table's columns, where it was."""
     schema = description.schema
     if not description.architecture.encoder or schema is None:

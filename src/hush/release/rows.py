@@ -107,7 +107,7 @@ def _iterate_file(path: Path, description: Description, inputs: Inputs, labelled
         return _iterate_folder(path, description, inputs, labelled)
     if inputs.kind == "images" and not labelled and not holds_table(path):
         images = _check_shape(read_image_files(path)[0], inputs)
-        return iter([Part([path.name] * len(images), map_range(images, inputs))])
+        return iter([Part([path.name] * len(images), _map_range(images, inputs))])
     raise InvalidInputError(f"'{path}' cannot be read by this model, which is for {WANTED[inputs.kind]}")
 
 
@@ -129,7 +129,7 @@ def _read_npz(path: Path, description: Description, inputs: Inputs, labelled: bo
         features, labels = found.parts["train"]
         if description.task == "classification" and int(labels.max()) >= len(description.classes):
             raise InvalidInputError(f"'{path}' holds a label that is none of the {len(description.classes)} classes")
-    rows = encode_features(features, inputs)
+    rows = _encode_features(features, inputs)
     if not bool(torch.isfinite(rows).all()):
         raise InvalidInputError(f"the features of '{path}' hold values that are not finite (NaN or infinity)")
     return Part(range(1, len(rows) + 1), rows, labels)
@@ -142,7 +142,7 @@ def _iterate_folder(root: Path, description: Description, inputs: Inputs, labell
     for images in iterate_images(root, paths):
         end = done + len(images)
         names = [path.relative_to(root).as_posix() for path in paths[done:end]]
-        pixels = map_range(_check_shape(images, inputs), inputs)
+        pixels = _map_range(_check_shape(images, inputs), inputs)
         yield Part(names, pixels, None if labels is None else labels[done:end])
         done = end
 
@@ -160,12 +160,12 @@ def _label_by_folder(root: Path, paths: list[Path], classes: tuple[str, ...]) ->
     return [places[folder] for folder in folders]
 
 
-def encode_features(features: Tensor, inputs: Inputs) -> Tensor:
+def _encode_features(features: Tensor, inputs: Inputs) -> Tensor:
     """Images or arrays, as an .npz has them, as the network takes them."""
     _check_shape(features, inputs)
     if inputs.schema is not None and not all(isinstance(column, Number) for column in inputs.schema.features):
         raise InvalidInputError("the model is for a table with more than numbers, which an .npz does not have")
-    return map_range(features, inputs) if inputs.kind == "images" else features.float()
+    return _map_range(features, inputs) if inputs.kind == "images" else features.float()
 
 
 def _check_shape(features: Tensor, inputs: Inputs) -> Tensor:
@@ -176,7 +176,7 @@ def _check_shape(features: Tensor, inputs: Inputs) -> Tensor:
     return features
 
 
-def map_range(pixels: Tensor, inputs: Inputs) -> Tensor:
+def _map_range(pixels: Tensor, inputs: Inputs) -> Tensor:
     """Images from their public range to what the network takes: x′ = (x − low)·(b − a)/(high − low) + a."""
     low, high = inputs.low, inputs.high
     if low is None or high is None:
@@ -194,7 +194,7 @@ def _take_memory(rows: Any, inputs: Inputs) -> Part:
             raise InvalidInputError(
                 f"rows of images or arrays are a file, an array or a tensor, and not a {type(rows).__name__}"
             )
-        encoded = encode_features(torch.from_numpy(rows), inputs)
+        encoded = _encode_features(torch.from_numpy(rows), inputs)
     else:
         columns = _list_columns(rows)
         lengths = {len(cells) for cells in columns.values()}

@@ -56,7 +56,7 @@ def _look(groups: Sequence[Group]) -> dict[str, int]:
     return {method: number for number, method in enumerate(sorted({g.method for g in groups}))}
 
 
-def measure_axis(metric: str, part: str = "test") -> Axis:
+def _measure_axis(metric: str, part: str = "test") -> Axis:
     """The axis of a figure of merit."""
     return (
         Axis(f"{part} accuracy, %", percent=True)
@@ -88,7 +88,7 @@ def draw_utility(groups: Sequence[Group]) -> Iterator[Chart]:
             for g in drawn
         )
         title = f"Utility against ε on {problem}"
-        svg = draw_lines(title, Axis("ε, no unit (log scale)", log=True), measure_axis(metric), series)
+        svg = draw_lines(title, Axis("ε, no unit (log scale)", log=True), _measure_axis(metric), series)
         columns = ("problem", "method", "epsilon", "status", f"mean_test_{metric}", "spread", "seeds")
         yield place_figure(drawn, title, svg, columns, rows)
 
@@ -197,7 +197,7 @@ def _make_data(group: Group, place: tuple[float, float], setting: Setting | None
 def draw_curves(groups: Sequence[Group]) -> Iterator[Chart]:
     """Test accuracy and loss over epochs, of the best run of each method."""
     for name in ("accuracy", "loss"):
-        yield from _draw_over_epochs(groups, f"test_{name}", measure_axis(name), f"Test {name} over epochs")
+        yield from _draw_over_epochs(groups, f"test_{name}", _measure_axis(name), f"Test {name} over epochs")
 
 
 @chart(
@@ -314,7 +314,7 @@ def draw_seeds(groups: Sequence[Group]) -> Iterator[Chart]:
             series.append(Series(g.method, points, g.status, g.method, look=look[g.method]))
             rows += [(problem, g.method, epsilon, row.key, row.config.get("seed"), y) for row, y in found]
         title = f"Seed by seed: {problem}, ε = {epsilon}"
-        svg = draw_dots(title, measure_axis(drawn[0].metric), Axis("method"), series)
+        svg = draw_dots(title, _measure_axis(drawn[0].metric), Axis("method"), series)
         columns = ("problem", "method", "epsilon", "key", "seed", f"test_{drawn[0].metric}")
         yield place_figure(drawn, title, svg, columns, rows)
 
@@ -404,7 +404,7 @@ def draw_sanitized(groups: Sequence[Group]) -> Iterator[Chart]:
             rows += [(problem, method, share, status, x, r.number("epsilon"), y) for x, y, r in drawn]
         title = f"Noise of the layer against utility on {problem}"
         across = Axis("noise multiplier σ, no unit (log scale)", log=True)
-        svg = draw_lines(title, across, measure_axis(some[0].metric), series)
+        svg = draw_lines(title, across, _measure_axis(some[0].metric), series)
         columns = (
             "problem",
             "method",

@@ -35,14 +35,14 @@ STATUS = {"claimed": r"\textsuperscript{claimed}", "refuted": r"\textsuperscript
 def render_markdown(page: Page, folder: str) -> tuple[str, dict[str, str]]:
     """The text, and the pictures in ``folder`` by the names that the text calls them by."""
     pictures: dict[str, str] = {}
-    lines = [f"# {escape_text(page.title)}", "", *_paragraphs(page.findings), *_paragraphs([page.warning])]
-    lines += [f"## {escape_text(page.table_title)}", "", escape_text(page.table_say), "", *_draw_table(page), ""]
+    lines = [f"# {_escape_text(page.title)}", "", *_paragraphs(page.findings), *_paragraphs([page.warning])]
+    lines += [f"## {_escape_text(page.table_title)}", "", _escape_text(page.table_say), "", *_draw_table(page), ""]
     for section in page.sections:
-        lines += [f"## {escape_text(section.title)}", "", escape_text(section.say), ""]
+        lines += [f"## {_escape_text(section.title)}", "", _escape_text(section.say), ""]
         for number, chart in enumerate(section.charts, start=1):
             name = f"{folder}/{section.id}-{number}.svg"
             pictures[name] = f"{make_standalone(chart.svg)}\n<!-- {MARK} -->\n"
-            lines += [f"![{escape_text(chart.title)}]({name})", ""]
+            lines += [f"![{_escape_text(chart.title)}]({name})", ""]
     if page.troubles:
         lines += [
             "## Runs that did not finish",
@@ -51,32 +51,32 @@ def render_markdown(page: Page, folder: str) -> tuple[str, dict[str, str]]:
             "|---|---|---|---|---|---|",
         ]
         names = ("key", "outcome", "problem", "method", "epsilon", "reason")
-        lines += [f"| {' | '.join(escape_text(row[name]) for name in names)} |" for row in page.troubles] + [""]
+        lines += [f"| {' | '.join(_escape_text(row[name]) for name in names)} |" for row in page.troubles] + [""]
     if page.notes:
-        lines += ["## About this report", "", *(f"- {escape_text(note)}" for note in page.notes), ""]
+        lines += ["## About this report", "", *(f"- {_escape_text(note)}" for note in page.notes), ""]
     return "\n".join(lines).rstrip() + f"\n\n<!-- {MARK} -->\n", pictures
 
 
-def escape_text(text: str) -> str:
+def _escape_text(text: str) -> str:
     """A line or cell of Markdown that shows the text as it is: no tag, link or emphasis begins in it."""
     shown = make_printable(text).replace("&", "&amp;").replace("<", "&lt;")
     return re.sub(r"([\\`*_\[\]#|])", r"\\\1", shown)
 
 
 def _paragraphs(texts: Sequence[str]) -> list[str]:
-    return [line for text in texts if text for line in (escape_text(text), "")]
+    return [line for text in texts if text for line in (_escape_text(text), "")]
 
 
 def _draw_table(page: Page) -> list[str]:
-    head = f"| {' | '.join(escape_text(name) for name in page.table_columns)} |"
+    head = f"| {' | '.join(_escape_text(name) for name in page.table_columns)} |"
     return [head, "|---" * len(page.table_columns) + "|", *(_draw_row(row) for row in page.table)]
 
 
 def _draw_row(row: TableRow) -> str:
     cells = []
     for cell in row.cells:
-        text = escape_text(cell.text) + (f" ({escape_text(cell.badge)})" if cell.badge else "")
-        cells.append(text + (f"<br><sub>{escape_text(cell.under)}</sub>" if cell.under else ""))
+        text = _escape_text(cell.text) + (f" ({_escape_text(cell.badge)})" if cell.badge else "")
+        cells.append(text + (f"<br><sub>{_escape_text(cell.under)}</sub>" if cell.under else ""))
     return f"| {' | '.join(cells)} |"
 
 

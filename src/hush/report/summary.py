@@ -20,7 +20,7 @@ from hush.bench.selection_cost import ChoicePrice, Pricing, find_status, price_s
 from hush.report.rows import CARD, Audited, Reading, Row
 
 
-def with_event(row: Row) -> Mapping[str, Any]:
+def _with_event(row: Row) -> Mapping[str, Any]:
     """The record of a run, with the event of its privacy card where it has none of its own."""
     if row.folder is None or read_event(row.record.get("event")) is not None:
         return row.record
@@ -149,7 +149,7 @@ def _make_group(place: tuple[str, str, str], rows: Sequence[Row], pricing: Prici
         max(alive, key=lambda setting: setting.score(part, sign)) if alive else None,
         max(done, key=lambda row: sign * (row.score(part) or 0.0)) if done else None,
         part,
-        pricing.price([with_event(row) for row in rows], status),
+        pricing.price([_with_event(row) for row in rows], status),
         audited,
     )
 
@@ -277,7 +277,7 @@ def _describe_outcomes(reading: Reading, groups: Sequence[Group]) -> str:
             f"{dearest.problem}: ε = {rounded_up(dearest.price.epsilon)} among these {dearest.price.runs} runs in "
             f"place of {format_epsilon(dearest)})"
         )
-    total = price_store(with_event(row) for row in reading.ended)
+    total = price_store(_with_event(row) for row in reading.ended)
     return (
         f"{text}; all {total.runs} private runs together cost ε = {total.describe()}." if total.runs > 1 else f"{text}."
     )

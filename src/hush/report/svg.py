@@ -154,7 +154,7 @@ def draw_dots(title: str, across: Axis, down: Axis, series: Sequence[Series]) ->
         y = TOP + 24 * number + 12
         mean = x.at(sum(p.x for p in one.points) / len(one.points))
         dots = "".join(
-            f'<g class="pt">{draw_marker(one.look or 0, one.status, x.at(p.x), y)}<title>{text_of(p.text)}</title></g>'
+            f'<g class="pt">{_draw_marker(one.look or 0, one.status, x.at(p.x), y)}<title>{text_of(p.text)}</title></g>'
             for p in one.points
         )
         attributes = f' data-method="{text_of(one.method)}"' if one.method else ""
@@ -162,7 +162,7 @@ def draw_dots(title: str, across: Axis, down: Axis, series: Sequence[Series]) ->
             f'<g{attributes}><path class="axis" stroke-width="2" d="M{mean:.1f} {y - 9}v18"/>{dots}'
             f'<text class="end" x="{left - 5}" y="{y + 4}">{text_of(shorten(one.name, 19))}</text></g>'
         )
-    parts.append(name_axes(across, down, (left + WIDTH - RIGHT) / 2, bottom + 34, (TOP + bottom) / 2))
+    parts.append(_name_axes(across, down, (left + WIDTH - RIGHT) / 2, bottom + 34, (TOP + bottom) / 2))
     return wrap(title, bottom + 44, "".join(parts))
 
 
@@ -172,7 +172,7 @@ def make_standalone(svg: str) -> str:
     return re.sub(r"var\(--(\w+)\)", lambda found: LIGHT[found[1]], svg.replace("<g ", ground, 1))
 
 
-def name_axes(across: Axis, down: Axis, middle: float, bottom: float, height: float) -> str:
+def _name_axes(across: Axis, down: Axis, middle: float, bottom: float, height: float) -> str:
     """The titles of both axes: centred at ``middle``, at the ``bottom``, and centred at a ``height``."""
     return (
         f'<text class="name x-title" x="{middle:.1f}" y="{bottom:.1f}">{text_of(across.title)}</text>'
@@ -246,7 +246,7 @@ def _draw_frame(x: Scale, y: Scale, across: Axis, up: Axis) -> str:
     return (
         f'<path class="grid" fill="none" d="{grid}"/><path class="axis" d="M{LEFT} {TOP}V{bottom}H{right}"/>'
         + "".join(words)
-        + name_axes(across, up, (LEFT + right) / 2, bottom + 34, (TOP + bottom) / 2)
+        + _name_axes(across, up, (LEFT + right) / 2, bottom + 34, (TOP + bottom) / 2)
     )
 
 
@@ -272,7 +272,7 @@ def _draw_series(number: int, one: Series, x: Scale, y: Scale) -> str:
         if one.dots or point.text:
             top = y.at(point.y + point.spread) if one.area else b
             if one.dots:
-                parts.append(_title(draw_marker(number, one.status, a, top, size), point.text))
+                parts.append(_title(_draw_marker(number, one.status, a, top, size), point.text))
             else:
                 title = f"<title>{text_of(point.text)}</title>"
                 parts.append(f'<circle class="pt spot" cx="{a:.1f}" cy="{top:.1f}" r="4">{title}</circle>')
@@ -296,7 +296,7 @@ def _join(points: Sequence[tuple[float, float]]) -> str:
     return " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
 
 
-def draw_marker(number: int, status: str, x: float, y: float, size: float = 1.0) -> str:
+def _draw_marker(number: int, status: str, x: float, y: float, size: float = 1.0) -> str:
     """Filled for a proven ε, hollow for a claimed one, a cross for a refuted one, a ring around what is recommended;
     the shape is the series'."""
     colour = f"var(--s{number % COLOURS})"
@@ -333,7 +333,7 @@ def _draw_legend(named: Sequence[tuple[int, Series]]) -> tuple[str, int]:
         if one.area or one.bar:
             shade = f'fill="{colour}" fill-opacity="{".5" if one.bar else ".2"}"'
             line = f'<rect x="{x}" y="{y - 9}" width="26" height="10" {shade}/>{line if one.width and one.area else ""}'
-        mark = draw_marker(number, one.status, x + 13, y - 4) if one.dots and not one.bar else ""
+        mark = _draw_marker(number, one.status, x + 13, y - 4) if one.dots and not one.bar else ""
         attributes = f' data-method="{text_of(one.method)}"' if one.method else ""
         parts.append(f'<g{attributes}>{line}{mark}<text x="{x + 33}" y="{y}">{text_of(name)}</text></g>')
     rows = -(-len(named) // 2) if pairs else len(named)
@@ -401,7 +401,7 @@ def draw_cells(
         y = TOP + (j + 0.5) * high + 4
         parts.append(f'<text class="end" x="{left - 5}" y="{y:.1f}">{text_of(shorten(name, 16))}</text>')
     under = bottom + (50 if crowded else 34)
-    parts.append(name_axes(across, down, left + wide * len(columns) / 2, under, (TOP + bottom) / 2))
+    parts.append(_name_axes(across, down, left + wide * len(columns) / 2, under, (TOP + bottom) / 2))
     return wrap(title, under + 10, "".join(parts))
 
 
@@ -474,7 +474,7 @@ def draw_matrix(
     for j in range(0, len(rows), max(1, len(rows) // 8)):
         y = TOP + (j + 0.5) * high / len(rows) + 4
         parts.append(f'<text class="end" x="{LEFT - 5}" y="{y:.1f}">{rows[j]}</text>')
-    parts.append(name_axes(across, down, LEFT + wide / 2, TOP + high + 34, TOP + high / 2))
+    parts.append(_name_axes(across, down, LEFT + wide / 2, TOP + high + 34, TOP + high / 2))
     ticks = pick_ticks(min(flat), max(flat), top)
     for number, tick in enumerate(ticks):
         x, y = LEFT + 36 * number, TOP + high + 46

@@ -123,7 +123,7 @@ def choose_sizes(epsilon: float, priors: Priors) -> Integers:
 
 def respond(labels: Integers, epsilon: float, priors: Priors, draws: Integers) -> Integers:
     """The answer for each label, by its row of priors and its integer of `BITS` bits; pure, so the same again."""
-    check_labels(labels, priors.shape[1])
+    _check_labels(labels, priors.shape[1])
     order = np.argsort(-priors, axis=1, kind="stable")
     sizes = choose_sizes(epsilon, priors)
     places = np.argmax(order == labels[:, None], axis=1)  # of the label among the likeliest
@@ -151,7 +151,7 @@ def draw_integers(secret: Secret, stream: str, count: int) -> Integers:
     return (np.ascontiguousarray(octets[:, :8]).view("<u8").reshape(-1) >> np.uint64(64 - BITS)).astype(np.int64)
 
 
-def check_labels(labels: Integers, classes: int) -> None:
+def _check_labels(labels: Integers, classes: int) -> None:
     """Refuse labels that are none of the classes."""
     if len(labels) and not (labels.min() >= 0 and labels.max() < classes):
         raise InvalidInputError(
@@ -206,7 +206,7 @@ class RandomisedLabels:
         """Put answers in the place of the labels."""
         none = source.take(torch.empty(0, dtype=torch.int64))
         like = check_pairs(none, "the last alone would be taken for the label")
-        classes = count_outputs(model, like)
+        classes = _count_outputs(model, like)
         if self.prior is not None:
             check_prior(self.prior, classes)
         prior = np.array(self.prior or [1.0] * classes, dtype=np.float64)
@@ -260,12 +260,12 @@ class LabelAnswers:
             if labels.dim() != 1 or labels.is_floating_point():
                 raise InvalidInputError("randomised response needs one whole number as the label of each example")
             found: Integers = labels.long().numpy()
-            check_labels(found, self.prior.shape[-1])
+            _check_labels(found, self.prior.shape[-1])
             self._labels = found
         return self._labels
 
 
-def count_outputs(model: nn.Module, like: Tensor) -> int:
+def _count_outputs(model: nn.Module, like: Tensor) -> int:
     """The number of classes of the model's output, from synthetic inputs: a public fact of its architecture."""
     device = next(model.parameters()).device
     with torch.no_grad(), evaluating(model):

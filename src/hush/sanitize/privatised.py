@@ -66,7 +66,7 @@ REASON = (
 FRONT = "the layers before the sanitisation layer were made without looking at the training rows"
 
 
-def clamp_range(nonnegative: bool) -> float:
+def _clamp_range(nonnegative: bool) -> float:
     """The largest change of a row by one record, in units of C√n: the range of the clamp divided by C."""
     return 1.0 if nonnegative else 2.0
 
@@ -80,12 +80,12 @@ class SanitizedFeatures:
 
     def claims(self, sigma: float, steps: int) -> tuple[Claim, ...]:
         """One Gaussian with μ = 2/σ (or half of it), for any number of steps."""
-        event = dp_event.GaussianDpEvent(sigma / clamp_range(self.nonnegative))
+        event = dp_event.GaussianDpEvent(sigma / _clamp_range(self.nonnegative))
         return (Claim(event, "replace", "proven", REASON, "features"),)
 
     def find_tails(self, sigma: float, numbers: int) -> Tails:
         """One release of the n numbers of a record."""
-        return Tails(numbers, 1, clamp_range(self.nonnegative) / sigma)
+        return Tails(numbers, 1, _clamp_range(self.nonnegative) / sigma)
 
     def bind(self, model: nn.Module, losses: Losses, source: Source, sigma: float) -> TrainingData:
         """Cut the model at its layer, which gets its noise, and put released rows in the place of the features."""

@@ -37,7 +37,7 @@ def insert_layer(task: Problem, place: LayerPlace, *, frozen: bool) -> Problem:
         network: nn.Module = build_shipped(architecture)
         if task.schema is not None and architecture.encoder:
             network = nn.Sequential(Encoder(task.schema.features), network)
-        return freeze_before(network, task.train) if frozen else network
+        return _freeze_before(network, task.train) if frozen else network
 
     return replace(task, model=build, architecture=architecture)
 
@@ -51,7 +51,7 @@ def place_layer(
     return insert_layer(task, place, frozen=isinstance(releases, SanitizedFeatures))
 
 
-def freeze_before(model: nn.Module, data: Any) -> nn.Module:
+def _freeze_before(model: nn.Module, data: Any) -> nn.Module:
     """The model with everything before its layer frozen, found by tracing it on a synthetic record."""
     params = dict(model.named_parameters())
     for name in trace_front(model, take_nothing(as_source(data))).names:

@@ -112,7 +112,7 @@ def release_counts(
     """
     if units is None and unit != "example":
         raise InvalidInputError(f"a guarantee per {unit} needs the unit of every row: give units, one for each row")
-    noise = calibrate_counts(epsilon, delta, classes=_count_classes(probabilities), adjacency=adjacency, bins=bins)
+    noise = _calibrate_counts(epsilon, delta, classes=_count_classes(probabilities), adjacency=adjacency, bins=bins)
     spent = epsilon_of(noise.event, delta - noise.lost, adjacency=adjacency, accountant="gdp")
     guarantee = Guarantee(spent, delta, adjacency, unit, "proven", noise.event, "gdp", ASSUMPTIONS)
     noisy = add_count_noise(probabilities, labels, noise, bins=bins, units=units)
@@ -120,7 +120,7 @@ def release_counts(
     return PrivateCounts(noisy, *stds, noise.event, noise.lost, guarantee)
 
 
-def calibrate_counts(
+def _calibrate_counts(
     epsilon: float, delta: float, *, classes: int, adjacency: Adjacency = "add-remove", bins: int = BINS
 ) -> CountNoise:
     """The noise with which counts of this number of classes are (ε, δ)-private; it does not depend on rows."""
@@ -206,7 +206,7 @@ def plan_metrics(plan: Plan, problem: Problem, epsilon: float, total: float | No
             f"--private-metrics {epsilon:g} leaves nothing of --epsilon {total:g} for training: give less to the "
             "metrics, or a larger --epsilon"
         )
-    noise = calibrate_counts(epsilon, SHARE * plan.delta, classes=problem.classes, adjacency=plan.neighbours)
+    noise = _calibrate_counts(epsilon, SHARE * plan.delta, classes=problem.classes, adjacency=plan.neighbours)
     release = ComposedRelease(NAME, noise.event, plan.neighbours, noise.lost, ASSUMPTIONS)
     both = replace(plan, composed=(*plan.composed, release))
     return both if total is None else both.with_epsilon(total)
@@ -226,11 +226,11 @@ def draw_metrics(problem: Problem, evaluation: Evaluation, release: ComposedRele
     counts = add_count_noise(evaluation.probabilities, evaluation.labels, noise, units=units, secret=secret)
     there = evaluation.examples if units is None else len(np.unique(units))
     known = None if release.adjacency == "add-remove" else there  # add-remove hides the number of examples
-    found = describe_counts(counts, noise, problem.classes_by_name, known)
+    found = _describe_counts(counts, noise, problem.classes_by_name, known)
     return found if problem.owners is None else {**found, "weighed": f"each {problem.unit} counts 1, whatever its rows"}
 
 
-def describe_counts(counts: Counts, noise: CountNoise, classes: tuple[str, ...], rows: int | None) -> dict[str, Any]:
+def _describe_counts(counts: Counts, noise: CountNoise, classes: tuple[str, ...], rows: int | None) -> dict[str, Any]:
     """Noisy counts, their noise, and every metric derived from them, as plain data.
 
     ``rows`` is the number of rows if that is public, or of units if each counts 1. The accuracy is a sum over the

@@ -110,9 +110,9 @@ def find_ranges(
     weights = None if units is None else weigh_units(units)
     first, second = (noise.std(share) for share in SHARES)
     coarse = add_cell_noise(count_octaves(rows, columns, weights), noise, secret, 0, SHARES[0])
-    spans = [find_span(noisy, first, len(columns)) for noisy in coarse]
+    spans = [_find_span(noisy, first, len(columns)) for noisy in coarse]
     fine = add_cell_noise(count_spans(rows, columns, spans, weights), noise, secret, 1, SHARES[1])
-    return [trim_span(noisy, second, population, span) for noisy, span in zip(fine, spans, strict=True)]
+    return [_trim_span(noisy, second, population, span) for noisy, span in zip(fine, spans, strict=True)]
 
 
 def count_octaves(rows: Any, columns: Sequence[int], weights: Numbers | None = None) -> Numbers:
@@ -124,7 +124,7 @@ def count_spans(
     rows: Any, columns: Sequence[int], spans: Sequence[tuple[float, float]], weights: Numbers | None = None
 ) -> Numbers:
     """Round 2: (columns, cells) on each column's own span."""
-    return _count(rows, columns, [partial(cut_span, span=span) for span in spans], FINE, weights)
+    return _count(rows, columns, [partial(_cut_span, span=span) for span in spans], FINE, weights)
 
 
 def _count(
@@ -155,7 +155,7 @@ def find_octaves(values: Numbers) -> Cells:
     return np.where(np.isnan(values), -1, cells).astype(np.int64)
 
 
-def cut_span(values: Numbers, span: tuple[float, float], size: int = FINE) -> Cells:
+def _cut_span(values: Numbers, span: tuple[float, float], size: int = FINE) -> Cells:
     """The cell of each value where a span is cut into ``size`` equal ones, the outermost reaching to infinity."""
     low, high = span
     place = np.clip(np.nan_to_num(values, nan=low), low, high)
@@ -163,7 +163,7 @@ def cut_span(values: Numbers, span: tuple[float, float], size: int = FINE) -> Ce
     return np.where(np.isnan(values), -1, cells)
 
 
-def find_span(noisy: Numbers, std: float, columns: int) -> tuple[float, float]:
+def _find_span(noisy: Numbers, std: float, columns: int) -> tuple[float, float]:
     """From the first to the last octave that noise alone would not make, and on to neighbours that are hardly empty."""
     beyond = float(ndtri(1 - FALSE_ALARM / (len(noisy) * columns))) * std
     sure = np.flatnonzero(noisy >= beyond)
@@ -176,7 +176,7 @@ def find_span(noisy: Numbers, std: float, columns: int) -> tuple[float, float]:
     return _edges(first)[0], _edges(last)[1]
 
 
-def trim_span(noisy: Numbers, std: float, population: int, span: tuple[float, float]) -> tuple[float, float]:
+def _trim_span(noisy: Numbers, std: float, population: int, span: tuple[float, float]) -> tuple[float, float]:
     """The span without the cells at either end that together hold at most the share ``TAIL``, as far as noise permits.
 
     If the noise hides shares below q, the range is widened by 2q of what it covers on that side: cells that are not

@@ -84,7 +84,7 @@ def plan_releases(
 ) -> tuple[DataRelease, ...]:
     """The releases before training under a plan, each of which alone costs its share of ``epsilon``; ``units`` gives
     the unit of every row, if the plan's unit is not a row."""
-    check_shares(range_share, weight_share, class_share)
+    _check_shares(range_share, weight_share, class_share)
     if (class_share is None) != (task.pending_classes is None):
         raise InvalidInputError(
             f"the classes of '{task.name}' are released with noise exactly where they are not known: give class_share "
@@ -122,7 +122,7 @@ def plan_releases(
     return tuple(parts)
 
 
-def check_shares(*shares: float | None) -> None:
+def _check_shares(*shares: float | None) -> None:
     """Refuse shares of ε that are none, or that leave nothing."""
     given = [share for share in shares if share is not None]
     if not all(0 < share < 1 for share in given):
@@ -146,7 +146,7 @@ def take_releases(task: Problem, run: Run, values: Mapping[str, Values]) -> tupl
         limits = [(float(low), float(high)) for low, high in found["limits"].tolist()]
         names = [task.schema.features[place].name for place in pending_columns(task.schema)]
         schema = with_limits(task.schema, limits)
-        run.prepare(lambda model: set_ranges(model, schema))
+        run.prepare(lambda model: _set_ranges(model, schema))
         task = replace(task, schema=schema)
         released["private_ranges"] = {name: list(pair) for name, pair in zip(names, limits, strict=True)}
     if (found := values.get(class_counts.KEY)) is not None and task.awaited_weights is not None:
@@ -155,7 +155,7 @@ def take_releases(task: Problem, run: Run, values: Mapping[str, Values]) -> tupl
     return task, released
 
 
-def set_ranges(model: nn.Module, schema: Schema) -> None:
+def _set_ranges(model: nn.Module, schema: Schema) -> None:
     """Have the model encode its columns by the ranges of this schema."""
     for module in model.modules():
         if isinstance(module, Encoder):

@@ -32,7 +32,7 @@ FIRST_ROWS = 20_000  # of which different values are counted
 ROOM = 1 << 25  # bytes of words that were gathered and not counted yet, of all columns together
 
 
-def profile_columns(
+def _profile_columns(
     path: Path, begin: Callable[[str], ColumnProfiler], count: Count, unit: str = ""
 ) -> dict[str, Evidence]:
     """The evidence of every column; ``begin`` makes its profiler. The column ``unit`` is read as exact text."""
@@ -182,7 +182,7 @@ def inspect_table(
         evidence = Evidence(name, listed or name == target, classes=classes if name == target else frozenset())
         return ColumnProfiler(evidence, named.get(name))
 
-    seen = profile_columns(path, begin, count, unit)
+    seen = _profile_columns(path, begin, count, unit)
     wanted = dict.fromkeys(filter(None, (target, unit, *named)))
     problems = [str(no_column(name, seen, path)) for name in wanted if name not in seen]
     findings = tuple(_find(path, evidence, named.get(name), public, name, unit) for name, evidence in seen.items())

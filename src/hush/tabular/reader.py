@@ -56,7 +56,7 @@ Names = Mapping[str, str | None]
 """The columns of a part: the kind of content that a typed file gives each, or None."""
 
 
-def is_table(path: Path) -> bool:
+def _is_table(path: Path) -> bool:
     """Whether a file has the name of a table."""
     plain = path.with_suffix("") if path.suffix == PACKED else path
     return plain.suffix in TABLES and (plain == path or plain.suffix != ".parquet")
@@ -71,7 +71,7 @@ def holds_table(place: Path) -> bool:
     """Whether this is a table: a file of that name, a pattern, or a folder of such files and no folders."""
     if is_pattern(place):
         return True
-    return any(map(is_table, _list_folder(place))) and not _has_folders(place) if place.is_dir() else is_table(place)
+    return any(map(_is_table, _list_folder(place))) and not _has_folders(place) if place.is_dir() else _is_table(place)
 
 
 def name_table(place: Path) -> str:
@@ -93,7 +93,7 @@ def find_parts(place: Path) -> tuple[Path, ...]:
     else:
         return (place,)
     for path in found:
-        if not path.is_file() or not is_table(path):
+        if not path.is_file() or not _is_table(path):
             raise InvalidInputError(
                 f"{where} holds '{path.name}', which is no table: give a pattern such as 'parts/*.csv'"
             )
@@ -102,7 +102,7 @@ def find_parts(place: Path) -> tuple[Path, ...]:
     return tuple(found)
 
 
-def check_agreement(parts: Sequence[Path], read_names: Callable[[Path], Names]) -> None:
+def _check_agreement(parts: Sequence[Path], read_names: Callable[[Path], Names]) -> None:
     """Refuse parts of which one has other columns than the first, or text where the first has numbers."""
     if len(parts) < 2:
         return
@@ -224,7 +224,7 @@ def pieces_by_part(
     """The same, each with the file it is from; parts that differ in their columns are refused before any is read. Only
     ``columns`` are read, if they are given."""
     parts = find_parts(place)
-    check_agreement(parts, read_names)
+    _check_agreement(parts, read_names)
     for part in parts:
         read = _read_parquet if part.suffix == ".parquet" else _read_csv
         for piece in read(part, exact, columns):

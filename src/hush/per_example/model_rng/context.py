@@ -105,7 +105,7 @@ class DrawLayouts:
         return kind
 
 
-def guess_kind(shape: Shape, n: int) -> Kind:
+def _guess_kind(shape: Shape, n: int) -> Kind:
     """For ordinary training, where nothing is proven: the examples are first if the size matches."""
     return PerExample(0) if shape and shape[0] == n else BatchShared(shape)
 
@@ -169,7 +169,7 @@ class RngScope:
 
     def _mind_checkpoints(self) -> None:
         """Activation checkpointing draws again in the backward pass: raise unless that is expected."""
-        if not saved_tensors_are_hooked():
+        if not _saved_tensors_are_hooked():
             return
         if not self.again:
             raise NotPerExample("activation checkpointing draws its random numbers again in the backward pass")
@@ -177,7 +177,7 @@ class RngScope:
 
     def _decide_kind(self, number: int, shape: tuple[int, ...], n: int) -> Kind:
         if self.seen is not None or not self.proven:
-            return guess_kind(shape, n)
+            return _guess_kind(shape, n)
         assert self.kinds is not None, "a model's draws are looked at before they are used: settling_draws()"
         return self.kinds.find(number, shape, n)
 
@@ -248,7 +248,7 @@ def computing_again(*, proven: bool = True) -> AbstractContextManager[Any]:
     return Operations(replace(draws, proven=proven, again=True))
 
 
-def saved_tensors_are_hooked() -> bool:
+def _saved_tensors_are_hooked() -> bool:
     """Whether tensors saved by autograd pass through hooks, as in activation checkpointing."""
     try:
         with torch.autograd.graph.disable_saved_tensors_hooks("not now"):

@@ -117,7 +117,7 @@ def randint_like(start: Start, x: Tensor, *bounds: Any, dtype: Any = None, devic
     return randint(start, *map(int, bounds), x.shape, dtype=dtype or x.dtype, device=device or x.device)
 
 
-def normal_with_moments(start: Start, mean: Any, std: Any = 1.0, size: Any = None, **options: Any) -> Tensor:
+def _normal_with_moments(start: Start, mean: Any, std: Any = 1.0, size: Any = None, **options: Any) -> Tensor:
     """mean + std·z, where either may be a tensor."""
     if size is not None:
         return randn(start, size, **options).mul_(std).add_(mean)
@@ -188,7 +188,7 @@ FILLS: dict[str, Callable[..., Tensor]] = {
 OPERATIONS: dict[Any, Callable[..., Any]] = {
     **{getattr(aten, f"{name}_"): fill for name, fill in FILLS.items()},
     **{getattr(aten, name): _draw_into_new(fill) for name, fill in FILLS.items()},
-    aten.normal: normal_with_moments,
+    aten.normal: _normal_with_moments,
     aten.bernoulli: bernoulli,
     aten.randperm: randperm,
     aten.rand: rand,

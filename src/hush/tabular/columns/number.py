@@ -51,7 +51,7 @@ _GROUPED = {
 _WITH_COMMA = re.compile(r"[+-]?(?:[0-9]+(?:,[0-9]*)?|,[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 
-def is_written_plainly(text: str) -> bool:
+def _is_written_plainly(text: str) -> bool:
     """Whether a cell has none of the characters that only Python accepts in a number: underscores between digits, and
     the digits of other scripts. A cell with one of them is no number."""
     return "_" not in text and text.strip().isascii()
@@ -63,7 +63,7 @@ def read_number(text: str, decimal: str = POINT) -> float:
     if value is not None:
         return value
     try:
-        found = float(text) if decimal == POINT and is_written_plainly(text) else math.nan
+        found = float(text) if decimal == POINT and _is_written_plainly(text) else math.nan
     except ValueError:
         return math.nan
     return found if math.isinf(found) else math.nan
@@ -80,7 +80,7 @@ def parse_number(text: str, decimal: str = POINT) -> float | None:
         text = text.replace(found.group(1), "")
     elif decimal == COMMA and not _WITH_COMMA.fullmatch(text):
         return None
-    if not is_written_plainly(text):
+    if not _is_written_plainly(text):
         return None
     try:
         value = float(text.replace(COMMA, POINT) if decimal == COMMA else text)
@@ -171,7 +171,7 @@ class Number(Column):
             return np.where(np.abs(values) < LARGEST, values, GAP)
         found = numbers(cells) if self.decimal == POINT else read_numbers(cells, self.decimal)
         if found is None:
-            raise InvalidInputError(holds_text(what))
+            raise InvalidInputError(_holds_text(what))
         return found if self.fill is None else np.where(np.isnan(found), self.fill, found)
 
     @classmethod
@@ -297,13 +297,13 @@ class Number(Column):
         if self.missing and seen.is_few(stray):
             return ""
         if stray > seen.counts["infinite"] and (self.decimal == POINT or not seen.is_few(stray)):
-            return holds_text(what)
+            return _holds_text(what)
         if self.fill is None and seen.first_gap is not None and not self.missing:
             return lacks_number(what, seen.first_gap)
         return ""
 
 
-def holds_text(what: str) -> str:
+def _holds_text(what: str) -> str:
     """The message for words among numbers where a column does not provide for them."""
     return (
         f"{what} is said to be a number and holds text: 'missing = true' in the schema takes a stray word for a "

@@ -25,7 +25,7 @@ It may rely on the following: the session's ``n`` is the number of examples (of 
 even if the input needs none; it runs once for every forward, and its backward at most once.
 
 A new rule touches two files: the module of rules it belongs to (:mod:`hush.per_example.linear`,
-:mod:`hush.per_example.embedding`, :mod:`hush.per_example.norm`), and ``tests/per_example/test_tracking.py``, where a
+:mod:`hush.per_example.embedding`, :mod:`hush.per_example.norm`), and ``tests/per_example/test_rules.py``, where a
 row of the table tests all four guarantees. A new module of rules is also imported by
 :mod:`hush.per_example.bookkeeping`.
 """
@@ -246,7 +246,7 @@ def _is_public(value: Any, n: int) -> bool:
     return not value.requires_grad and (value.dim() == 0 or value.shape[0] % n != 0)
 
 
-def unwrap(value: Any) -> Any:
+def _unwrap(value: Any) -> Any:
     """The tensor of a tracked parameter; other values unchanged, unless they need a gradient that no rule provides."""
     if isinstance(value, TrackedParameter):
         return value.entry.value
@@ -265,7 +265,7 @@ def refuse(why: str, *values: Any) -> NoLayerRule:
     return NoLayerRule(_collect_names(values), why)
 
 
-def open_session(x: Any, *parameters: Any, least: int = 2, flat: bool = False) -> Session:
+def _open_session(x: Any, *parameters: Any, least: int = 2, flat: bool = False) -> Session:
     """The session of these parameters, after checking that x holds the examples in its first dimension; with ``flat``,
     also the positions of each example, one after the other, if x is a matrix."""
     entries = [e for e in map(entry_of, parameters) if e is not None]
@@ -283,8 +283,8 @@ def apply_layer(
 
     ``function``, an autograd.Function, gets the session's anchor, x, the parameters' tensors, the settings, and the
     parameters' entries, to which its backward adds their terms."""
-    session, entries = open_session(x, *parameters, least=least, flat=flat), tuple(map(entry_of, parameters))
-    out: Tensor = function.apply(session.anchor, x, *map(unwrap, parameters), *settings, entries)
+    session, entries = _open_session(x, *parameters, least=least, flat=flat), tuple(map(entry_of, parameters))
+    out: Tensor = function.apply(session.anchor, x, *map(_unwrap, parameters), *settings, entries)
     return out
 
 
@@ -293,7 +293,7 @@ def expand_per_example(x: Any, parameter: Any, *, matrices: bool = False, whole:
 
     It is shaped to broadcast against x, or, for products of ``matrices``, all of it but the last two dimensions; as a
     ``whole`` it keeps its own dimensions behind the examples."""
-    session, entry = open_session(x, parameter, least=1), entry_of(parameter)
+    session, entry = _open_session(x, parameter, least=1), entry_of(parameter)
     assert entry is not None
     size = entry.value.dim()
     extra = 1 if whole else x.dim() - size

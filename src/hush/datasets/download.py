@@ -1,4 +1,4 @@
-"""The registry of public datasets: pinned files, verified reading, downloads, and ``hush data list|verify|fetch``."""
+"""Public datasets: pinned files, verified reading, downloads, and ``hush data list|verify|fetch``."""
 
 from __future__ import annotations
 
@@ -116,10 +116,10 @@ def find_file(dataset: Dataset, file: File, data_dir: Path | None) -> Path | Non
     places = list_folders(data_dir)
     candidates = [places[-1] / dataset.name / file.name]
     candidates += [place / dataset.name / (file.name + suffix) for place in places for suffix in SUFFIXES]
-    return next((path for path in candidates if is_present(path)), None)
+    return next((path for path in candidates if _is_present(path)), None)
 
 
-def is_present(path: Path) -> bool:
+def _is_present(path: Path) -> bool:
     """Whether something lies there; a folder that cannot be looked into is an error of one sentence."""
     try:
         path.stat()
@@ -133,7 +133,7 @@ def is_present(path: Path) -> bool:
 def read_verified(path: Path, file: File) -> bytes:
     """The unpacked bytes of a file, after checking them against its pin."""
     try:
-        with open_unpacked(path) as stream:
+        with _open_unpacked(path) as stream:
             content = stream.read(file.size + 1)
     except EOFError as error:
         raise ChecksumMismatch(f"'{path}' is truncated: its packed stream ends early") from error
@@ -152,7 +152,7 @@ def read_verified(path: Path, file: File) -> bytes:
 
 
 @contextmanager
-def open_unpacked(path: Path) -> Iterator[IO[bytes]]:
+def _open_unpacked(path: Path) -> Iterator[IO[bytes]]:
     """The unpacked stream of a file that is raw, gzip or xz, recognised by its first bytes."""
     with path.open("rb") as head:
         start = head.read(6)
@@ -269,7 +269,7 @@ class Unpacked:
             _download(url, packed, self.progress)
         inside = None if isinstance(self.mirror, Folder) else self.mirror.inside + self.file.name
         try:
-            with open_unpacked(packed) if inside is None else _open_member(packed, inside) as stream:
+            with _open_unpacked(packed) if inside is None else _open_member(packed, inside) as stream:
                 write_atomic(Path(output_file), stream.read(self.file.size + 1))
         except (tarfile.TarError, zipfile.BadZipFile, KeyError, *BROKEN) as error:
             raise ChecksumMismatch(f"'{url}' does not unpack ({error})") from error
@@ -433,7 +433,7 @@ def _copies(each: Dataset, file: File, places: list[Path]) -> list[dict[str, Any
     for place in places:
         for suffix in SUFFIXES:
             path = place / each.name / (file.name + suffix)
-            if is_present(path):
+            if _is_present(path):
                 status, problem = _state(path, file, place)
                 rows.append(_row(each, file, path, status, problem))
     looked = " or ".join(f"'{place}'" for place in places)

@@ -1,4 +1,4 @@
-"""The guarantees of a book-keeping rule (hush.per_example.tracking), one test per guarantee, for every rule."""
+"""The guarantees of a book-keeping rule (hush.per_example.rules), one test per guarantee, for every rule."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 import hush.per_example.bookkeeping  # noqa: F401  (its rules are registered)
+from hush.per_example.rules import HANDLERS, Entry, NoLayerRule, Session, TrackedParameter
 from hush.per_example.terms import Materialized
-from hush.per_example.tracking import HANDLERS, Entry, NoLayerRule, Session, TrackedParameter
 
 N = 4
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # torch's, about its speed

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from hush.datasets import adult, cifar, mnist, registry
+from hush.datasets import adult, cifar, download, mnist
 from hush.datasets import digits as embedded
-from hush.datasets import registry as shelf_registry
-from hush.datasets.registry import Archive, Dataset, File, Folder, Mirror
+from hush.datasets import download as shelf_download
+from hush.datasets.download import Archive, Dataset, File, Folder, Mirror
 from hush.datasets.sources import ADULT, CIFAR10, FASHION, MNIST
 from hush.errors import InvalidInputError
 
@@ -46,21 +46,21 @@ def test_the_pins_are_those_of_the_official_files() -> None:
 def test_raw_gzip_and_xz_give_the_same_bytes(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"train-labels{suffix}"
     path.write_bytes(PACKED[suffix])
-    assert registry.read_verified(path, PIN) == CONTENT
+    assert download.read_verified(path, PIN) == CONTENT
 
 
 def test_the_packing_is_told_by_the_content_not_the_name(tmp_path: Path) -> None:
     path = tmp_path / "train-labels"
     path.write_bytes(PACKED[".xz"])
-    assert registry.read_verified(path, PIN) == CONTENT
+    assert download.read_verified(path, PIN) == CONTENT
 
 
 @pytest.mark.parametrize("suffix", PACKED)
 def test_a_truncated_file_is_named(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"train-labels{suffix}"
     path.write_bytes(PACKED[suffix][:-30])
-    with pytest.raises(registry.ChecksumMismatch, match="labels"):
-        registry.read_verified(path, PIN)
+    with pytest.raises(download.ChecksumMismatch, match="labels"):
+        download.read_verified(path, PIN)
 
 
 @pytest.mark.parametrize("suffix", PACKED)
@@ -69,20 +69,20 @@ def test_every_altered_byte_of_the_content_is_noticed(tmp_path: Path, suffix: st
     whole = PACKED[suffix]
     for place in range(20, len(whole), 37):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        with pytest.raises(registry.ChecksumMismatch, match="labels"):
-            registry.read_verified(path, PIN)
+        with pytest.raises(download.ChecksumMismatch, match="labels"):
+            download.read_verified(path, PIN)
 
 
 def test_bytes_after_the_end_are_noticed(tmp_path: Path) -> None:
     path = tmp_path / "train-labels"
     path.write_bytes(CONTENT + b"x")
-    with pytest.raises(registry.ChecksumMismatch):
-        registry.read_verified(path, PIN)
+    with pytest.raises(download.ChecksumMismatch):
+        download.read_verified(path, PIN)
 
 
 def test_a_folder_in_place_of_a_file_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="directory"):
-        registry.read_verified(tmp_path, PIN)
+        download.read_verified(tmp_path, PIN)
 
 
 def test_the_order_of_places(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,17 +91,17 @@ def test_the_order_of_places(tmp_path: Path, own_cache: Path, monkeypatch: pytes
         (place / "toy").mkdir(parents=True)
         (place / "toy" / "train-labels.gz").write_bytes(PACKED[".gz"])
     monkeypatch.setenv("HUSH_DATA", str(environment))
-    assert registry.find_file(TOY, PIN, given) == given / "toy" / "train-labels.gz"
-    assert registry.find_file(TOY, PIN, None) == environment / "toy" / "train-labels.gz"
+    assert download.find_file(TOY, PIN, given) == given / "toy" / "train-labels.gz"
+    assert download.find_file(TOY, PIN, None) == environment / "toy" / "train-labels.gz"
     (own_cache / "toy").mkdir()
     (own_cache / "toy" / "train-labels").write_bytes(CONTENT)
-    assert registry.find_file(TOY, PIN, given) == own_cache / "toy" / "train-labels"  # raw: nothing to unpack
+    assert download.find_file(TOY, PIN, given) == own_cache / "toy" / "train-labels"  # raw: nothing to unpack
 
 
 def test_a_data_folder_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HUSH_DATA", str(tmp_path / "nowhere"))
     with pytest.raises(InvalidInputError, match="HUSH_DATA '.*nowhere'"):
-        registry.find_file(TOY, PIN, None)
+        download.find_file(TOY, PIN, None)
 
 
 def test_an_unreadable_cache_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,9 +109,9 @@ def test_an_unreadable_cache_is_one_sentence(tmp_path: Path, monkeypatch: pytest
     blocked.write_text("a file where the folder should be")
     monkeypatch.setenv("HUSH_CACHE", str(blocked))
     with pytest.raises(InvalidInputError, match="directory"):
-        registry.find_file(TOY, PIN, None)
+        download.find_file(TOY, PIN, None)
     with pytest.raises(InvalidInputError, match="directory"):
-        shelf_registry.list_datasets([TOY])
+        shelf_download.list_datasets([TOY])
 
 
 # IDX, CIFAR-10 and Adult: parsed from hand-made bytes, and from the real files if available.
@@ -191,9 +191,9 @@ def test_real_images(data_dir: Path, dataset: Dataset, first: list[int]) -> None
 
 def test_real_cifar_test_batch(data_dir: Path) -> None:
     official = CIFAR10
-    path = registry.find_file(official, official.file("test_batch.bin"), data_dir)
+    path = download.find_file(official, official.file("test_batch.bin"), data_dir)
     assert path is not None
-    images, labels = cifar.parse_batch(registry.read_verified(path, official.file("test_batch.bin")))
+    images, labels = cifar.parse_batch(download.read_verified(path, official.file("test_batch.bin")))
     assert images.shape == (10_000, 3, 32, 32)
     assert torch.bincount(labels).tolist() == [1000] * 10
     assert labels[:4].tolist() == [3, 8, 8, 0]
@@ -291,7 +291,7 @@ def dataset(*mirrors: Mirror, files: tuple[File, ...] = FILES) -> Dataset:
 
 
 def get(each: Dataset, cache: Path) -> None:
-    registry.fetch_missing(each, each.files, cache, shelf_registry.silent)
+    download.fetch_missing(each, each.files, cache, shelf_download.silent)
 
 
 def left(cache: Path) -> list[str]:
@@ -316,7 +316,7 @@ def test_a_broken_connection_is_continued_where_it_stopped(server: Server, tmp_p
 
 def test_a_connection_that_breaks_off_at_once_is_tried_again(server: Server, tmp_path: Path) -> None:
     server.content, server.breaks = {"rows": ROWS, "marks": MARKS}, {"rows": [0, 0], "marks": [0, 0, 0]}
-    with pytest.raises(registry.DownloadError, match=".the.*3"):
+    with pytest.raises(download.DownloadError, match=".the.*3"):
         get(dataset(Folder(server.url)), tmp_path)
     assert (tmp_path / "toy" / "rows").read_bytes() == ROWS
 
@@ -330,7 +330,7 @@ def test_an_interrupted_program_continues_at_its_next_start(server: Server, tmp_
 
     each = dataset(Folder(server.url))
     with pytest.raises(KeyboardInterrupt):
-        registry.fetch_missing(each, each.files, tmp_path, interrupt)
+        download.fetch_missing(each, each.files, tmp_path, interrupt)
     part = next(p for p in (tmp_path / "toy").iterdir() if p.suffix == ".part")
     have = part.stat().st_size
     assert 90_000 < have < len(ROWS)
@@ -365,7 +365,7 @@ def test_a_server_without_ranges_starts_again(server: Server, tmp_path: Path) ->
 def test_a_file_that_changed_meanwhile_is_not_glued_together(server: Server, tmp_path: Path) -> None:
     old = bytes(len(ROWS))
     server.content, server.breaks = {"rows": old, "marks": MARKS}, {"rows": [100_000, 0, 0, 0]}
-    with pytest.raises(registry.DownloadError, match="3"):
+    with pytest.raises(download.DownloadError, match="3"):
         get(dataset(Folder(server.url)), tmp_path)
     server.content, server.breaks = {"rows": ROWS, "marks": MARKS}, {}
     get(dataset(Folder(server.url)), tmp_path)
@@ -375,14 +375,14 @@ def test_a_file_that_changed_meanwhile_is_not_glued_together(server: Server, tmp
 def test_a_partial_file_longer_than_the_file_is_dropped(server: Server, tmp_path: Path) -> None:
     server.content = {"rows": ROWS, "marks": MARKS}
     (tmp_path / "toy").mkdir()
-    (tmp_path / "toy" / f".{registry.short_name(server.url + 'rows')}.part").write_bytes(ROWS + b"more")
+    (tmp_path / "toy" / f".{download.short_name(server.url + 'rows')}.part").write_bytes(ROWS + b"more")
     get(dataset(Folder(server.url)), tmp_path)
     assert (tmp_path / "toy" / "rows").read_bytes() == ROWS
 
 
 def test_a_bad_checksum_is_refused_and_leaves_no_file(server: Server, tmp_path: Path) -> None:
     server.content = {"rows": ROWS[:-1] + b"?", "marks": MARKS[:-1] + b"?"}
-    with pytest.raises(registry.DownloadError, match=".the"):
+    with pytest.raises(download.DownloadError, match=".the"):
         get(dataset(Folder(server.url)), tmp_path)
     assert left(tmp_path) == []
 
@@ -423,13 +423,13 @@ def test_archives_are_read_member_by_member(server: Server, tmp_path: Path, pack
 @pytest.mark.parametrize("packed", [_tar()[:-400], _zip()[:-400], b"no archive"], ids=["tar", "zip", "text"])
 def test_a_damaged_archive_leaves_nothing(server: Server, tmp_path: Path, packed: bytes) -> None:
     server.content = {"all": packed}
-    with pytest.raises(registry.DownloadError, match="mirror"):
+    with pytest.raises(download.DownloadError, match="mirror"):
         get(dataset(Archive(server.url + "all", "deep/"), files=FILES[1:]), tmp_path)
     assert left(tmp_path) == []
 
 
 def test_nobody_there_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(registry.DownloadError, match="rows"):
+    with pytest.raises(download.DownloadError, match="rows"):
         get(dataset(Folder("http://127.0.0.1:9/")), tmp_path)
 
 
@@ -445,7 +445,7 @@ def test_fetch_repairs_what_is_altered(server: Server, own_cache: Path) -> None:
     (own_cache / "toy" / "rows").write_bytes(ROWS[:-5])
     (own_cache / "toy" / "marks").write_bytes(MARKS)
     seen: list[tuple[int, int | None]] = []
-    rows = shelf_registry.fetch(
+    rows = shelf_download.fetch(
         dataset(Folder(server.url)), progress=lambda name, have, total: seen.append((have, total))
     )
     assert [(row["file"], row["status"]) for row in rows] == [("rows", "ok"), ("marks", "ok")]
@@ -472,7 +472,7 @@ def toy(tmp_path: Path) -> Path:
 
 def test_a_whole_folder_verifies(toy: Path) -> None:
     path = str(toy / "toy" / "rows.gz")
-    assert registry.verify([TOY_LIST], toy) == [
+    assert download.verify([TOY_LIST], toy) == [
         {"dataset": "toy", "file": "rows", "path": path, "status": "ok", "problem": None}
     ]
 
@@ -482,7 +482,7 @@ def test_one_changed_byte_is_found_and_named(toy: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 4
     path.write_bytes(content)
-    (row,) = registry.verify([TOY_LIST], toy)
+    (row,) = download.verify([TOY_LIST], toy)
     assert row["status"] == "altered"
     assert "rows.gz" in row["problem"]
 
@@ -491,27 +491,27 @@ def test_a_change_in_the_packing_alone_is_found_through_the_folders_own_list(toy
     path = toy / "toy" / "rows.gz"
     content = bytearray(path.read_bytes())
     (toy / "SHA256SUMS").write_text(f"{hashlib.sha256(content).hexdigest()}  toy/rows.gz\n")
-    assert registry.verify([TOY_LIST], toy)[0]["status"] == "ok"
+    assert download.verify([TOY_LIST], toy)[0]["status"] == "ok"
     content[4] ^= 1  # the time stamp in the gzip header: the bytes inside stay the same
     path.write_bytes(content)
-    assert registry.verify([TOY_LIST], toy)[0]["status"] == "altered"
+    assert download.verify([TOY_LIST], toy)[0]["status"] == "altered"
 
 
 def test_verify_looks_at_every_copy(toy: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HUSH_DATA", str(toy))
     (own_cache / "toy").mkdir()
     (own_cache / "toy" / "rows").write_bytes(CONTENT_LIST[:-1])
-    assert [row["status"] for row in registry.verify([TOY_LIST])] == ["ok", "altered"]
+    assert [row["status"] for row in download.verify([TOY_LIST])] == ["ok", "altered"]
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    rows = registry.verify([MNIST], tmp_path)
+    rows = download.verify([MNIST], tmp_path)
     assert [row["status"] for row in rows] == ["missing"] * 4
     assert "mnist/train-images-idx3-ubyte" in rows[0]["problem"]
 
 
 def test_the_list_is_plain_data(toy: Path) -> None:
-    (row,) = registry.list_datasets([TOY_LIST], toy)
+    (row,) = download.list_datasets([TOY_LIST], toy)
     assert row["where"] == str(toy / "toy")
     assert row["bytes"] == len(CONTENT_LIST)
-    assert registry.list_datasets([TOY_LIST])[0]["where"] is None
+    assert download.list_datasets([TOY_LIST])[0]["where"] is None
