@@ -450,8 +450,8 @@ def _try_made_up(compute: Compute, source: Source, rows: int, device: torch.devi
     except Exception as error:
         raise UnsupportedModelError(
             f"the model or its loss raises {type(error).__name__} on synthetic inputs of the data's shapes and types: "
-            "check these, such as those of labels (int64 of shape (n,) for cross entropy). The error may quote data, so "
-            "it is not repeated here; in Python it is the cause of this one. The model must accept random numbers and "
+            "check these, such as those of labels (int64 of shape (n,) for cross entropy). The error may quote data and "
+            "is not repeated here; in Python it is the cause of this one. The model must accept random numbers and "
             "zeros, by which it is checked that an example's arithmetic does not depend on other rows; fast arithmetic "
             "does not check it, and its ε is claimed and not proven"
         ) from error
