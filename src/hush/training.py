@@ -426,6 +426,8 @@ class ProblemRun:
             from hush.statistics.releases import take_releases
 
             folder = None if directory.checkpoints is None else directory.checkpoints.directory
+            if run.next == 0:
+                run.check_arithmetic()  # a model that is refused must not cost the releases
             values = release_first(run.ranks, lambda: make_releases(run, releases, folder))
             self.problem, self.before = take_releases(self.problem, run, values)
         if self._find_private_metrics() is not None:

@@ -49,7 +49,6 @@ from hush.per_example.chunks import (
     charge,
     check_batch_invariance,
     choose_rows,
-    halve_rows,
     has_remainder,
     list_contents,
     list_shifts,
@@ -450,11 +449,24 @@ class TestRigorous:
         assert bool((apart | torch.eye(rows, dtype=torch.bool)).all())
         assert len(masks) <= 2 * math.ceil(math.log2(rows))
 
-    @pytest.mark.parametrize("rows", [2, 3, 5, 37, *SIZES])
-    def test_every_row_stays_once_among_rows_of_each_kind(self, rows: int) -> None:
-        masks = torch.stack(halve_rows(rows))
-        assert masks.sum(0).tolist() == [1] * rows
-        assert bool((~masks).any(1).all())
+    @pytest.mark.parametrize("value", [3e30, 1e-41, 0.0])
+    def test_every_kind_of_row_separates_every_two_rows(self, value: float) -> None:
+        """A loss in which a value of one kind removes rows of one parity, its own included: only a pass in which two
+        rows of one parity are apart shows it."""
+
+        def parity(model: nn.Module, batch: Any) -> Tensor:
+            found = losses(model, batch)
+            kinds = batch[0].abs().amax(1)
+            met = {3e30: kinds > 1e20, 1e-41: (kinds > 0) & (kinds < 1e-38), 0.0: kinds == 0}[value]
+            if len(found) % 2 or len(found) <= 2:
+                return found
+            fine = (~met).reshape(-1, 2).all(0)
+            return found * fine.repeat(len(found) // 2)
+
+        run = plan(500, 60, "rigorous").start(mlp(), parity, data(500), secret=1)
+        with pytest.warns(GradientWarning):
+            run.check_arithmetic()
+        assert run.state()["chunk_rows"] == 1
 
     @pytest.mark.parametrize("threads", [1, 2, 3])
     @pytest.mark.parametrize("rows", [2, 3, 5, 37, *SIZES])

@@ -218,11 +218,12 @@ def whole_chunk(rows: int, shift: int = 0) -> Chunk:
 # Rigorous arithmetic keeps the number of rows of a chunk fixed. The check tests that, at the same shape and position,
 # the *content* of other rows changes nothing; value-dependent kernels, or a model that mixes examples slightly, would
 # fail. A chunk of synthetic rows is computed once, and again with some of its rows replaced; everything computed for a
-# row that stayed (:class:`RowDigests`) must have the same bits. Every ordered pair of rows is separated: in some pass
-# the first stays and the second is replaced. Where an example can be added or removed, another example changes its
-# position; so the chunk is also computed once for every cyclic shift of its rows, and every row must have the same bits
-# at every position. Inputs are synthetic, weights are public or made from them, and no data was read: the result may be
-# published, and the engine chosen here (:mod:`hush.per_example.engine`) does not depend on who is in a batch.
+# row that stayed (:class:`RowDigests`) must have the same bits. Every ordered pair of rows is separated for every kind
+# of replacement: in some pass the first stays and the second is replaced. Where an example can be added or removed,
+# another example changes its position; so the chunk is also computed once for every cyclic shift of its rows, and every
+# row must have the same bits at every position. Inputs are synthetic, weights are public or made from them, and no data
+# was read: the result may be published, and the engine chosen here (:mod:`hush.per_example.engine`) does not depend on
+# who is in a batch.
 
 
 class RowsNotIndependent(UnsupportedModelError):
@@ -450,17 +451,17 @@ def _try_made_up(compute: Compute, source: Source, rows: int, device: torch.devi
     except Exception as error:
         raise UnsupportedModelError(
             f"the model or its loss raises {type(error).__name__} on synthetic inputs of the data's shapes and types: "
-            "check these, such as those of labels (int64 of shape (n,) for cross entropy). The error may quote data and "
-            "is not repeated here; in Python it is the cause of this one. The model must accept random numbers and "
-            "zeros, by which it is checked that an example's arithmetic does not depend on other rows; fast arithmetic "
-            "does not check it, and its ε is claimed and not proven"
+            "check these, such as those of labels (int64 of shape (n,) for cross entropy). The error may quote data, "
+            "so it is not repeated here; in Python it is the cause of this one. The model must accept random numbers "
+            "and zeros: they show that an example's arithmetic does not depend on other rows. Fast arithmetic does not "
+            "check this, and its ε is claimed and not proven"
         ) from error
 
 
 def _check_kind(compute: Compute, first: RowDigests, content: Any, other: Any, rows: int, kind: str) -> int:
     """The number of rows compared. A model that fails on rows of this kind never sums any, so it passes."""
     replaced, compared = to_each(lambda t: _make_kind(t, kind), other), 0
-    for kept in separate_rows(rows) if kind == "random" else halve_rows(rows):
+    for kept in separate_rows(rows):
         try:
             found = compute(whole_chunk(rows), _replace_rows(content, replaced, kept))
         except (HushError, Warning, MemoryError):
@@ -496,19 +497,12 @@ def separate_rows(rows: int) -> list[Tensor]:
     return [kept for kept in stays if bool(kept.any()) and not bool(kept.all())]
 
 
-def halve_rows(rows: int) -> list[Tensor]:
-    """Masks of every second row and of the others: each row stays once, among replaced ones."""
-    even = torch.arange(rows) % 2 == 0
-    return [even, ~even] if rows > 1 else []
-
-
 @lru_cache(maxsize=64)
 def _count_passes(rows: int, moving: bool) -> int:
     """The number of times that a check computes a chunk of this many rows, on one thread."""
-    kinds = len(separate_rows(rows)) + (len(KINDS) - 1) * len(halve_rows(rows))
     remainder = has_remainder(rows, 1)
     positions = len(list_shifts(rows, remainder)) * (1 + len(list_contents(rows, remainder)))
-    return 3 + kinds + (positions if moving else 0)
+    return 3 + len(KINDS) * len(separate_rows(rows)) + (positions if moving else 0)
 
 
 def _make_kind(t: Tensor, kind: str) -> Tensor:
