@@ -605,7 +605,7 @@ def test_nothing_is_spent_for_nothing(way: str, place: Path, monkeypatch: pytest
     assert noisy == []
     ledger = place / "spend.jsonl"
     assert not ledger.exists() or len(ledger.read_text().splitlines()) == 1  # its header
-    assert not list(place.glob("out/private/checkpoint-*"))
+    assert not list(place.glob("out/private/checkpoint-*[1-9].safetensors"))
 
 
 def test_there_are_twelve_and_more() -> None:
