@@ -35,7 +35,7 @@ from hush.errors import InvalidInputError, NotProvenError
 from hush.guarantees import Replay, claim_attempts
 from hush.randomness import count_pairs
 from hush.randomness.normals import BLOCK, PAIRS
-from hush.statistics.class_counts import plan_class_weights
+from hush.statistics.classes import plan_class_weights
 from hush.statistics.histogram import calibrate_histograms
 
 
