@@ -24,8 +24,7 @@ import torch
 
 from hush._internal.storage import PRIVATE, remove_parts, remove_temporaries, writable_directory, write_atomic
 from hush._internal.text import as_json_data, dump_json
-from hush.checkpointing import Checkpoints, LatestCheckpoint
-from hush.checkpointing.checkpoint import LOG, OtherPlan, describe_difference
+from hush.checkpointing.checkpoint import LOG, Checkpoints, LatestCheckpoint, OtherPlan, describe_difference
 from hush.checkpointing.noise_reuse_guard import RELEASES, read_releases
 from hush.data_release import find_releases
 from hush.errors import FormatError, HushError, InvalidInputError, ReleaseError, ResumeError, RunStateError
