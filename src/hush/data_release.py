@@ -48,7 +48,7 @@ from hush.accounting import events
 from hush.accounting.accountant import ADJACENCIES, Adjacency
 from hush.accounting.events import DpEvent, Profile, name_event
 from hush.accounting.noise_tails import Tails
-from hush.clipping import Claim
+from hush.clipping.base import Claim
 from hush.data_source import Source
 from hush.errors import FormatError, InvalidInputError, NotProvenError, ResumeError, RunStateError
 from hush.randomness import Secret, streams

@@ -24,8 +24,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from hush._internal.text import translate
-
 
 class HushError(Exception):
     """Base of every error that hush raises on purpose."""
@@ -90,6 +88,8 @@ class MissingDependencyError(HushError, ImportError):
 
 def find_nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
     """The known name that was probably meant: a synonym, or the closest spelling; None if none is close."""
+    from hush._internal.text import translate
+
     names = sorted(known)
     if (meant := translate(name)) in names:
         return meant

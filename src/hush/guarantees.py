@@ -34,10 +34,11 @@ from hush.accounting.accountant import Accountant, Adjacency
 from hush.accounting.guarantee import BLINDLY, FAST, FIXED, KEPT, PRECISE, Guarantee
 from hush.accounting.selection import INDEPENDENT, Trials
 from hush.accounting.tradeoff import curve_of_guarantee, sample_points
-from hush.clipping import Claim, PlainSumProof, Query
+from hush.clipping.base import Claim, PlainSumProof, Query
 from hush.data_release import check_composed, compose_releases, join_names
 from hush.errors import InvalidInputError, NotProvenError
-from hush.matrix_factorization import Strategy, drop_first
+from hush.matrix_factorization.identity import drop_first
+from hush.matrix_factorization.strategy import Strategy
 from hush.randomness import Secret
 from hush.sampling import Participation
 

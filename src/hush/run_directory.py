@@ -24,8 +24,7 @@ import torch
 
 from hush._internal.storage import PRIVATE, remove_parts, remove_temporaries, writable_directory, write_atomic
 from hush._internal.text import as_json_data, dump_json
-from hush.checkpointing import Checkpoints, LatestCheckpoint
-from hush.checkpointing.checkpoint import LOG, OtherPlan, describe_difference
+from hush.checkpointing.checkpoint import LOG, Checkpoints, LatestCheckpoint, OtherPlan, describe_difference
 from hush.checkpointing.noise_reuse_guard import RELEASES, read_releases
 from hush.data_release import find_releases
 from hush.errors import FormatError, HushError, InvalidInputError, ReleaseError, ResumeError, RunStateError
@@ -35,7 +34,6 @@ from hush.matrix_factorization.cache import kept_in
 from hush.release.description import Description
 from hush.release.folder import (
     CARD,
-    PAGE,
     PRIVATE_PART,
     RELEASE,
     WEIGHTS,
@@ -64,15 +62,12 @@ Notify = Callable[[str], None]
 def _ignore(text: str) -> None: ...
 
 
-BEFORE = (PAGE, CARD, WEIGHTS)  # earlier versions of hush wrote the release into the run's folder itself
-
-
 def _check_free(found: LatestCheckpoint, out: Path, resume: bool) -> None:
     """Raise if the folder's run cannot be resumed although it should, or could be although a new run is to begin."""
     if found.saved is None and (damaged := found.damaged or (_find_steps(out / PRIVATE_PART) if resume else ())):
         raise InvalidInputError(
-            f"no checkpoint in '{out}' is intact ({'; '.join(damaged)}), so its run cannot be resumed and what its "
-            "ledger reserved stays spent: start a new run with another --out"
+            f"no checkpoint in '{out}' is intact ({'; '.join(damaged)}), so its run cannot be resumed and what it was "
+            "charged in its ledger stays spent: start a new run with another --out"
         )
     if resume or found.saved is None:
         return
@@ -92,18 +87,14 @@ def _find_steps(private: Path) -> tuple[str, ...]:
     return (f"all are missing, and '{logged[0]}' shows that steps were taken",) if logged else ()
 
 
-def _list_released(out: Path) -> list[Path]:
-    """The files of a release that exist in this folder."""
-    return [path for path in (out / RELEASE, *_legacy_release_files(out)) if path.exists()]
-
-
-def _legacy_release_files(out: Path) -> list[Path]:
-    """The files of a release in the run's folder itself; none unless its card was written by hush."""
+def _check_is_no_release(out: Path) -> None:
+    """Raise if the folder itself is a release: its files would be taken for those of the run."""
     try:
-        written = str(read_json(out / CARD).get("format")).startswith("hush privacy card")
+        format = str(read_json(out / CARD).get("format"))
     except InvalidInputError:
-        written = False
-    return [out / name for name in BEFORE] if written else []
+        return
+    if format.startswith("hush privacy card"):
+        raise InvalidInputError(f"'{out}' is itself a release, not a run's folder: give another --out")
 
 
 def _is_finished(found: LatestCheckpoint, out: Path) -> bool:
@@ -115,7 +106,7 @@ def _is_finished(found: LatestCheckpoint, out: Path) -> bool:
 def _check_not_lost(out: Path) -> None:
     """Raise for a folder with a released model and no run: a new run would replace the model."""
     private = out / PRIVATE_PART
-    if _list_released(out) and not any(private.glob("checkpoint-*")) and not (private / FINISHED).exists():
+    if (out / RELEASE).exists() and not any(private.glob("checkpoint-*")) and not (private / FINISHED).exists():
         raise InvalidInputError(
             f"the run in '{out}' cannot be resumed, because its private part is missing and only its release is left: "
             "start a new run with another --out"
@@ -225,8 +216,6 @@ class RunDirectory:
         """After the release is complete: save the result, then delete the secret."""
         if self.out is None or self.checkpoints is None:
             return
-        for path in _legacy_release_files(self.out) if self.replaces else ():
-            path.unlink(missing_ok=True)
         if keep_secret:
             if answer.get("stopped"):  # a run that stopped early has no checkpoint of its last step to mark it finished
                 described = (dump_json(answer["stopped"]) + "\n").encode()
@@ -473,6 +462,7 @@ def open_search(out: Path | None) -> Iterator[None]:
     if out is None:
         yield
         return
+    _check_is_no_release(out)
     check_room(out / RELEASE, overwrite=True)  # files that hush did not write are never replaced
     there = out.exists()
     writable_directory(out)
@@ -480,7 +470,7 @@ def open_search(out: Path | None) -> Iterator[None]:
     mark = checkpoints.directory / TUNED
     try:
         remove_temporaries(out / RELEASE)
-        if _list_released(out):
+        if (out / RELEASE).exists():
             raise InvalidInputError(
                 f"'{out}' already holds a release, which a search never replaces: give another folder with --out"
             )
@@ -489,7 +479,7 @@ def open_search(out: Path | None) -> Iterator[None]:
         write_atomic(mark, (dump_json({"written_by": "hush tune"}) + "\n").encode(), mode=PRIVATE)
         yield
     finally:
-        if not _list_released(out):
+        if not (out / RELEASE).exists():
             mark.unlink(missing_ok=True)
         if not was_begun(out):
             _remove_empty_dirs(out, there)
@@ -523,6 +513,7 @@ def open_run_directory(
                 f"'{out}' was written by hush tune, and a search cannot be resumed: train with another --out"
             )
         _check_not_lost(out)
+    _check_is_no_release(out)
     check_room(out / RELEASE, overwrite=True)  # files that hush did not write are never replaced
     there = out.exists()
     writable_directory(out)
@@ -538,7 +529,7 @@ def open_run_directory(
             _check_free(found, out, resume)
             if resume:
                 _check_own_release(found, out)
-        if not resume and not overwrite and (_is_finished(found, out) or _list_released(out)):
+        if not resume and not overwrite and (_is_finished(found, out) or (out / RELEASE).exists()):
             raise ResumeError(f"'{out}' holds a finished run: add --overwrite to replace it, or give another --out")
         yield RunDirectory(out, resume, checkpoints, found, overwrite=overwrite, **shared)
     finally:

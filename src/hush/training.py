@@ -48,7 +48,7 @@ from hush._internal.settings import CHECKPOINT_EVERY
 from hush._internal.tensors import Losses, trainable
 from hush._internal.text import as_json_data
 from hush.accounting.guarantee import Guarantee
-from hush.checkpointing import Checkpoints, share_state
+from hush.checkpointing.checkpoint import Checkpoints, share_state
 from hush.data_release import ComposedRelease, DataRelease, Values, make_releases
 from hush.data_source import as_source
 from hush.distributed.group import MICROBATCH, ProcessGroup, Record, SingleProcess, on_rank_zero

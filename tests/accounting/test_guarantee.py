@@ -55,7 +55,7 @@ def test_proven_reads_on_conditions_exactly_where_there_are_any(status: str) -> 
     assert free.describe_status() == status
     assert bound.describe_status() == ("proven, on conditions" if status == "proven" else status)
     assert bound.status == bound.to_json()["status"] == status
-    for text in (str(bound), bound.sentence(), bound.to_markdown()):
+    for text in (str(bound), bound.sentence()):
         assert ("proven, on conditions" in text) == (status == "proven")
     assert "conditions" not in str(free)
 
@@ -125,13 +125,11 @@ def test_only_a_proven_epsilon_reads_as_a_guarantee(status: str) -> None:
     assert "proven by" not in sentence
     assert "the feedback is not bounded" in sentence
     assert not stated.private
-    assert "not a guarantee" in stated.to_markdown().lower() or status == "none"
 
 
 def test_ordinary_training_shows_no_epsilon() -> None:
     stated = Guarantee(math.inf, 0.0, status="none")
     assert "ε" not in stated.sentence()
-    assert "ε" not in stated.to_markdown()
     assert stated.to_json()["epsilon"] is None
 
 
@@ -219,13 +217,6 @@ def test_bad_guarantees_are_refused() -> None:
         Guarantee.from_json({"delta": 1e-5})
 
 
-def test_the_card_lists_mechanism_and_assumptions() -> None:
-    card = Guarantee(1.23456, 1e-5, event=EVENT, assumptions=("one", "two")).to_markdown()
-    assert "| ε | 1.24 |" in card
-    assert "| mechanism | 1000 × Poisson(rate 0.01, Gaussian(σ 1)) |" in card
-    assert "1. one\n2. two\n" in card
-
-
 def test_a_listed_method_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     found = AuditFinding("dp-x", claimed_epsilon=1.0, epsilon_lower=4.218, delta=1e-5, confidence=0.95)
     monkeypatch.setattr(module, "findings", lambda: (found,))
@@ -275,7 +266,6 @@ def test_half_a_guarantee_reads_as_one(half: Any, words: str) -> None:
     guarantee = Guarantee(1.0, 1e-5, "replace", unit="patient", protects=half)
     assert words in guarantee.sentence()
     assert "taken to be public" in guarantee.sentence()
-    assert words in guarantee.to_markdown()
     assert Guarantee.from_json(guarantee.to_json()) == guarantee
 
 

@@ -35,9 +35,8 @@ from hush.errors import InvalidInputError, NotProvenError
 from hush.guarantees import Replay, claim_attempts
 from hush.randomness import count_pairs
 from hush.randomness.normals import BLOCK, PAIRS
-from hush.statistics.class_counts import plan_class_weights
+from hush.statistics.classes import plan_class_weights
 from hush.statistics.histogram import calibrate_histograms
-from hush.statistics.private_metrics import release_counts
 
 
 def exact_ends(a: int, b: int) -> tuple[list[float], list[float], list[float]]:
@@ -322,8 +321,6 @@ def test_noisy_counts_name_the_condition() -> None:
     released = plan_class_weights(data, 2, counts, population=40, units=None).composed
     plan = make_plan("dp-sgd", examples=40, batch_size=8, steps=2, noise_multiplier=1.0, composed=(released,))
     assert PRECISE in plan.with_tails(100).guarantee().conditions
-    alone = release_counts(np.full((4, 2), 0.5), np.zeros(4, int), 1.0, 1e-5)
-    assert PRECISE in alone.guarantee.conditions
 
 
 def test_trials_with_repeated_steps_are_charged_for_every_attempt() -> None:

@@ -12,9 +12,9 @@ import torch
 
 import hush
 from hush.cli import main
-from hush.tabular.inspect import infer_schema
 from hush.tabular.schema import read_schema
 from patients import write_patients
+from schemas import infer_schema
 
 KINDS = {
     "patient_id": "id",

@@ -217,7 +217,8 @@ def test_an_empty_name_for_the_ledger(capsys, tmp_path, monkeypatch) -> None:
 def test_control_characters_never_reach_the_terminal(capsys, path) -> None:
     clear = "\x1b[2J\u202ename\x9b"
     ledger = Ledger(path)
-    entry = {"kind": "spend", "dataset": clear, "run": clear, "method": clear, "steps": 1, "planned": 1, "at": clear}
+    entry = {"kind": "spend", "dataset": clear, "run": clear, "method": clear, "at": clear}
+    entry |= {"steps": 1, "planned": 1, "limit": 1}
     priced = {"adjacency": "add-remove", "status": "proven", "delta": 1e-5, "event": None, "points": [[1e-5, 1.0]]}
     with ledger._chain.locked():
         ledger._chain.append(**entry, **priced, reason=clear, assumptions=[clear])

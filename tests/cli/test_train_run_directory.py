@@ -143,16 +143,30 @@ def test_a_finished_run_is_replaced_only_where_that_is_asked_for(capsys, tmp_pat
 
 
 @pytest.mark.parametrize("flag", ["--resume", "--overwrite"])
-@pytest.mark.parametrize("format", ["hush privacy card 1", None], ids=["earlier hush", "somebody else"])
-def test_beside_a_run_only_what_an_earlier_hush_wrote_is_removed(capsys, tmp_path, flag, format) -> None:
+@pytest.mark.parametrize("format", ["hush privacy card 1", None])
+def test_no_file_next_to_a_run_is_replaced_and_a_release_is_no_folder_for_a_run(capsys, tmp_path, flag, format) -> None:
     out = tmp_path / "run"
     answer(capsys, *TRAIN, "--epochs", 1, "--out", out, "--keep-secret")
     (out / "privacy.json").write_text(json.dumps({"format": format}))
-    theirs = out / "model.safetensors", out / "PRIVACY.md"
-    for path in theirs:
-        path.write_text("years of work")
-    answer(capsys, *TRAIN, "--epochs", 1, "--out", out, "--keep-secret", flag)
-    assert [path.exists() for path in theirs] == [format is None] * 2
+    for name in ("model.safetensors", "PRIVACY.md"):
+        (out / name).write_text("years of work")
+    before = list_files(out)
+    code, _, err = call(capsys, *TRAIN, "--epochs", 1, "--out", out, "--keep-secret", flag)
+    assert code == (0 if format is None else 2), err
+    after = list_files(out)
+    kept = before if format is not None else {path for path in before if path.parent == out}
+    assert {path: after[path] for path in kept} == {path: before[path] for path in kept}
+
+
+@pytest.mark.parametrize("command", [TRAIN, ("tune", *TRAIN[1:], "--public-test")], ids=["train", "tune"])
+def test_a_release_is_no_folder_for_a_run(capsys, tmp_path, command) -> None:
+    answer(capsys, *TRAIN, "--epochs", 1, "--out", tmp_path / "run")
+    release = tmp_path / "run" / "release"
+    before = list_files(tmp_path)
+    code, _, err = call(capsys, *command, "--epochs", 1, "--out", release)
+    assert code == 2
+    assert str(release) in err
+    assert list_files(tmp_path) == before
 
 
 def test_nothing_to_resume(capsys, tmp_path) -> None:
@@ -184,7 +198,6 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(capsys, unfinishe
     code, out, err = call(capsys, "train", "--out", unfinished, "--resume")
     assert (code, out) == (2, "")
     assert "no checkpoint in" in err
-    assert "what its ledger reserved stays spent" in err
     assert "another --out" in err
 
 

@@ -201,6 +201,7 @@ class TestCraftedLines:
         "method": "m",
         "steps": 1,
         "planned": 1,
+        "limit": 1,
         "at": "now",
         "adjacency": "add-remove",
         "status": "proven",

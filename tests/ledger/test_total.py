@@ -482,6 +482,7 @@ class TestLines:
         "method": "m",
         "steps": 1,
         "planned": 1,
+        "limit": 1,
         "at": "now",
         "adjacency": "replace",
         "status": "proven",
@@ -533,7 +534,7 @@ class TestLines:
         ledger = Ledger(path)
         with ledger._chain.locked():
             ledger._chain.append(**self.SCOPED)
-            ledger._chain.append(**{**self.SCOPED, "steps": 2, "planned": 2, "protects": "labels"})
+            ledger._chain.append(**{**self.SCOPED, "steps": 2, "planned": 2, "limit": 2, "protects": "labels"})
         with pytest.raises(InvalidInputError, match="'a'"):
             Ledger(path)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from hush.accounting.noise_tails import grid
 from hush.errors import InvalidInputError
 from hush.randomness import Secret
-from hush.statistics.class_counts import calibrate_class_counts, plan_class_weights, weigh_classes
+from hush.statistics.classes import calibrate_class_counts, plan_class_weights, weigh_classes
 from hush.statistics.histogram import (
     FINEST,
     HistogramNoise,

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from classification import example
+from hush.accounting.accountant import epsilon as epsilon_of
 from hush.accounting.gaussian import gaussian_epsilon
 from hush.accounting.noise_tails import grid
 from hush.errors import InvalidInputError, NotProvenError
@@ -22,10 +23,10 @@ from hush.statistics.metrics import Counts, count_rows, from_counts, judge_class
 from hush.statistics.private_metrics import (
     SENSITIVITY,
     CountNoise,
+    _calibrate_counts,
     _with_noise,
     add_count_noise,
     noise_stds,
-    release_counts,
 )
 from hush.textbook.gaussian import analytic_sigma
 
@@ -81,10 +82,8 @@ def test_weights_are_exact_multiples_that_sum_to_one_at_most() -> None:
     assert weights.tolist() == [math.floor(2**24 / m) / 2**24 for m in (3, 2, 3, 1, 3, 2)]
     assert 1 - 3 * 2.0**-24 <= 3 * weights[0] <= 1
     shares, labels = example(6, 2)
-    released = release_counts(shares, labels, 5.0, 1e-5, units=["a", "b", "a", "c", "a", "b"], unit="person")
-    assert released.guarantee.unit == "person"
     with pytest.raises(InvalidInputError, match="6"):
-        release_counts(shares, labels, 5.0, 1e-5, units=["a"])
+        add_count_noise(shares, labels, CountNoise(5.0, 0.0, "add-remove"), units=["a"])
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
@@ -142,30 +141,26 @@ def test_the_noise_is_gaussian_at_its_scale_and_at_no_other(adjacency: str) -> N
 @pytest.mark.parametrize("adjacency", ["add-remove", "zero-out", "replace"])
 @pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 1e-5), (0.1, 1e-6), (5.0, 1e-5)])
 def test_the_event_costs_what_was_asked_for(adjacency: str, epsilon: float, delta: float) -> None:
-    shares, labels = example(30, 3)
-    released = release_counts(shares, labels, epsilon, delta, adjacency=adjacency)
-    sigma = released.event.noise_multiplier
-    assert 1 <= sigma / analytic_sigma(epsilon, delta) < 1.001
-    assert 0.998 * epsilon < released.guarantee.epsilon <= epsilon
-    assert released.guarantee.private
-    assert released.guarantee.adjacency == adjacency
-    assert gaussian_epsilon(delta - released.lost, 1 / sigma) == pytest.approx(released.guarantee.epsilon, rel=1e-12)
-    assert (released.matrix_std, released.bin_std) == noise_stds(sigma, adjacency, 3)
+    noise = _calibrate_counts(epsilon, delta, classes=3, adjacency=adjacency)
+    assert 1 <= noise.sigma / analytic_sigma(epsilon, delta) < 1.001
+    spent = epsilon_of(noise.event, delta - noise.lost, adjacency=adjacency, accountant="gdp")
+    assert 0.998 * epsilon < spent <= epsilon
+    assert noise.adjacency == adjacency
+    assert gaussian_epsilon(delta - noise.lost, 1 / noise.sigma) == pytest.approx(spent, rel=1e-12)
 
 
 def test_golden_noise_and_the_reference_accountant() -> None:
     """Analytic σ for (1, 1e-5): 3.7306; dp-accounting gives the event ε = 1 back."""
-    shares, labels = example(30, 2)
-    released = release_counts(shares, labels, 1.0, 1e-5)
-    assert released.event.noise_multiplier == pytest.approx(3.7306, rel=6e-4)
-    theirs = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE).compose(released.event).get_epsilon(1e-5)
-    assert theirs == pytest.approx(released.guarantee.epsilon, rel=1e-3)
-    assert released.matrix_std == pytest.approx(3.7306 * math.sqrt(2), rel=6e-4)
+    noise = _calibrate_counts(1.0, 1e-5, classes=2)
+    assert noise.sigma == pytest.approx(3.7306, rel=6e-4)
+    theirs = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE).compose(noise.event).get_epsilon(1e-5)
+    assert theirs == pytest.approx(1.0, rel=1e-3)
+    assert noise_stds(noise.sigma, "add-remove", 1)[0] == pytest.approx(3.7306 * math.sqrt(2), rel=6e-4)
 
 
 def test_two_releases_never_share_their_noise() -> None:
     shares, labels = example(30, 2)
-    one, other = (release_counts(shares, labels, 1.0, 1e-5).counts for _ in range(2))
+    one, other = (add_count_noise(shares, labels, CountNoise(4.0, 0.0, "add-remove")) for _ in range(2))
     assert not np.array_equal(one.confusion, other.confusion)
 
 
@@ -174,7 +169,7 @@ def test_figures_follow_from_the_noisy_counts(classes: int) -> None:
     """20 000 rows at ε = 2: noise of 3 to 8 in a cell, so that figures are right to about a hundredth."""
     shares, labels = example(20_000, classes, skill=2.0)
     exact = judge_classes(shares, labels)
-    found = from_counts(release_counts(shares, labels, 2.0, 1e-6).counts)
+    found = from_counts(add_count_noise(shares, labels, _calibrate_counts(2.0, 1e-6, classes=classes)))
     assert found.accuracy == pytest.approx(exact.accuracy, abs=0.01)
     assert found.balanced_accuracy == pytest.approx(exact.balanced_accuracy, abs=0.02)
     assert found.auc == pytest.approx(exact.auc, abs=0.02)
@@ -182,15 +177,12 @@ def test_figures_follow_from_the_noisy_counts(classes: int) -> None:
 
 
 def test_bad_requests_are_refused() -> None:
-    shares, labels = example(30, 2)
     with pytest.raises(InvalidInputError, match="adjacency"):
-        release_counts(shares, labels, 1.0, 1e-5, adjacency="removal")
+        _calibrate_counts(1.0, 1e-5, classes=2, adjacency="removal")
     with pytest.raises(InvalidInputError, match="epsilon"):
-        release_counts(shares, labels, 0.0, 1e-5)
+        _calibrate_counts(0.0, 1e-5, classes=2)
     with pytest.raises(NotProvenError):
-        release_counts(shares, labels, 1.0, 1e-24)
-    with pytest.raises(InvalidInputError):
-        release_counts(shares, labels, 1.0, 1e-5, unit="patient")
+        _calibrate_counts(1.0, 1e-24, classes=2)
 
 
 @pytest.mark.parametrize("adjacency", ["zero-out", "replace"])

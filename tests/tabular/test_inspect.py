@@ -28,9 +28,10 @@ from hush.tabular.columns.date import (
 from hush.tabular.columns.evidence import MAJORITY
 from hush.tabular.columns.flag import parse_flag
 from hush.tabular.columns.number import COMMA, POINT, numbers, parse_number, read_numbers
-from hush.tabular.inspect import infer, infer_schema, inspect_table
+from hush.tabular.inspect import infer, inspect_table
 from hush.tabular.rows import read_table
 from hush.tabular.schema import Schema, public_columns
+from schemas import infer_schema
 
 MANY = 100
 

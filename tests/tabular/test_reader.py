@@ -19,11 +19,11 @@ from hush.tabular import reader
 from hush.tabular.cells import LONGEST_NUMBER, TextColumn, is_missing, map_texts
 from hush.tabular.columns import Number
 from hush.tabular.columns.number import numbers
-from hush.tabular.inspect import infer_schema
 from hush.tabular.problem import from_files
 from hush.tabular.reader import ReadProgress, estimate_rows, find_parts, holds_table, pieces
 from hush.tabular.rows import read_table
 from hush.tabular.schema import read_schema
+from schemas import infer_schema
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

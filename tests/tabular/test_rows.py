@@ -33,10 +33,11 @@ from hush.tabular.cells import TextColumn
 from hush.tabular.columns import GAP, Category, Date, Encoder, Flag, Number, describe_columns
 from hush.tabular.columns.date import DOTTED, parse_date
 from hush.tabular.columns.number import WAVES
-from hush.tabular.inspect import infer_schema, inspect_table, write_toml
+from hush.tabular.inspect import inspect_table, write_toml
 from hush.tabular.problem import from_files
 from hush.tabular.rows import Encoded, RowSubset, encode_piece, map_rows, pick_all, read_table
 from hush.tabular.schema import Schema, public_columns, read_schema
+from schemas import infer_schema
 
 
 def give(rows: int = 10, step: int = 3) -> Iterator[Encoded]:

@@ -42,11 +42,6 @@ def as_json_data(value: Any) -> Any:
     return value
 
 
-def escape_cell(text: object) -> str:
-    """Escape text for a cell of a Markdown table: bars and tags."""
-    return make_printable(text).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
-
-
 def _spell_out(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 

@@ -233,38 +233,6 @@ class Guarantee:
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise InvalidInputError(f"not a guarantee as hush writes it: {error}") from error
 
-    def to_markdown(self) -> str:
-        """The guarantee as a section of a privacy card."""
-        rows = {
-            "status": self.describe_status(),
-            "ε": rounded_up(self.epsilon),
-            "δ": rounded_up(self.delta),
-            "unit": f"one {self.unit}",
-            "protects": f"{WHAT[self.protects]}one {self.unit}",
-            "neighbours": self._neighbours(),
-            "mechanism": "not stated" if self.event is None else name_event(self.event),
-            "accountant": ACCOUNTING.get(self.accountant, self.accountant),
-        }
-        if self.status == "none":
-            rows = {"status": "none"}
-        if self.status in ("claimed", "refuted"):
-            rows["ε"] += " (not a guarantee)"
-        lines = [
-            f"{self._state()}.",
-            "",
-            "| | |",
-            "|---|---|",
-            *(f"| {name} | {_cell(text)} |" for name, text in rows.items()),
-        ]
-        if self.reason:
-            lines += ["", f"Reason: {self.reason}"]
-        if self.assumptions:
-            numbered = (f"{number}. {text}" for number, text in enumerate(self.assumptions, 1))
-            lines += ["", "Conditions:", "", *numbered]
-        if self.scope:
-            lines += ["", "Not covered:", "", *(f"- {text}" for text in self.scope)]
-        return "\n".join(lines) + "\n"
-
 
 def list_in_line(conditions: Sequence[str]) -> str:
     """The conditions after "on conditions", in one line: numbered where there are several."""
@@ -306,10 +274,6 @@ def _plain(value: Decimal, rounding: str, digits: int) -> str:
 
 def _because(reason: str) -> str:
     return f": {reason.rstrip('.')}" if reason else ""
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
 
 
 @lru_cache(maxsize=1)

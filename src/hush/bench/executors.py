@@ -28,7 +28,7 @@ from hush._internal.imports import read_versions
 from hush._internal.storage import NoLocks, try_lock, unlock
 from hush.bench.store import DISK, RUN, NotShared, Result, Store, StoreFullError, TrialLock
 from hush.bench.trial import RunOptions, Trial, record_failure, run_trial
-from hush.checkpointing import InUse
+from hush.checkpointing.checkpoint import InUse
 from hush.errors import InvalidInputError
 
 RETRIES = 2  # how often a trial whose worker died is tried again, before it is recorded as failed

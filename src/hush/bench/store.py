@@ -41,7 +41,7 @@ from hush._internal.storage import (
     write_in_place,
 )
 from hush._internal.text import dump_json
-from hush.checkpointing import OtherVersion, Unreadable, read_checkpoint, wipe_secret
+from hush.checkpointing.checkpoint import OtherVersion, Unreadable, read_checkpoint, wipe_secret
 from hush.errors import InvalidInputError
 
 # Which sweep runs what: one small file for each run in progress, so that two sweeps on one store run nothing twice.

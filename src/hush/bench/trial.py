@@ -31,7 +31,7 @@ from hush._internal.storage import recall
 from hush._internal.tensors import Losses, State, trainable
 from hush._internal.text import as_json_data
 from hush.bench.store import DISK, RUN, Result, Store
-from hush.checkpointing import Checkpoints
+from hush.checkpointing.checkpoint import Checkpoints
 from hush.data_source import as_source, to_each
 from hush.datasets import catalogue
 from hush.datasets.evaluation import Evaluation, evaluate_problem

@@ -16,7 +16,7 @@ from torch import nn
 from hush._internal.progress import CHECKING
 from hush._internal.text import make_printable
 from hush.accounting.guarantee import rounded_up
-from hush.checkpointing import LOG
+from hush.checkpointing.checkpoint import LOG
 from hush.cli import prepare as t
 from hush.cli.console import (
     Interruption,

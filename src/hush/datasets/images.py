@@ -326,18 +326,6 @@ def mirrored(images: Tensor) -> Tensor:
     return torch.where(flip[:, None, None, None], images.flip(3), images)
 
 
-def make_views(images: Tensor, number: int, *kinds: View) -> Tensor:
-    """(n, K, channels, height, width): K views of every image, the kinds applied one after the other."""
-    positive_int(number=number)
-    return torch.stack([_view(images, kinds) for _ in range(number)], 1)
-
-
-def _view(images: Tensor, kinds: tuple[View, ...]) -> Tensor:
-    for kind in kinds:
-        images = kind(images)
-    return images
-
-
 def _reflected(places: Tensor, size: int) -> Tensor:
     """Places outside 0 … size − 1 folded back at the ends, without repeating the end itself."""
     period = max(2 * (size - 1), 1)

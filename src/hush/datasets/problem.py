@@ -43,7 +43,7 @@ class Notes:
 
 @dataclass(frozen=True, eq=False)
 class PendingClasses:
-    """Classes that are released with noise before training (`hush.statistics.class_names`).
+    """Classes that are released with noise before training (`hush.statistics.classes`).
 
     ``labels`` are all labels of the rows, in the order of their text: private. An example's label is a place among
     them. ``slots`` says which output of the model each label is, −1 for one that is no class, and ``used`` which

@@ -30,7 +30,7 @@ from hush._internal.validate import choice
 from hush.accounting.accountant import ADJACENCIES, Adjacency
 from hush.accounting.events import to_json
 from hush.accounting.guarantee import STATUSES, Status
-from hush.errors import BudgetExceededError, InvalidInputError
+from hush.errors import BudgetExceededError, FormatError, InvalidInputError
 from hush.ledger.chain import Chain, Entry, Slots
 from hush.ledger.entries import (
     BY_HAND,
@@ -47,6 +47,7 @@ from hush.ledger.entries import (
     close_of,
     first_steps,
     fold_name,
+    format_error,
     kind_of,
     scope_fields,
     spend_of,
@@ -85,7 +86,10 @@ class Ledger:
                 chain.append(at=_now(), kind="ledger", format=FORMAT, name=secrets.token_hex(8))
             first = chain.first or {}
             if first.get("format") != FORMAT or not isinstance(first.get("name"), str):
-                raise InvalidInputError(f"'{path}' is no ledger of this version of hush")
+                raise FormatError(
+                    f"'{path}' has the format {first.get('format')!r} where '{FORMAT}' was expected: read it with the "
+                    "version of hush that wrote it"
+                )
             self._index()
 
     @property
@@ -317,8 +321,9 @@ class Ledger:
 
     def _note_line(self, entry: Entry, own: Slots | None) -> None:
         if entry.get("kind") not in KINDS:
-            raise InvalidInputError(
-                f"line {entry['line']} of '{self.path}' is of a kind that this version does not know"
+            raise FormatError(
+                f"line {entry['line']} of '{self.path}' is of the unknown kind {entry.get('kind')!r}: read it with the "
+                "version of hush that wrote it"
             )
         if entry["kind"] in SPENDS:
             self._note(entry, own)
@@ -357,11 +362,11 @@ class Ledger:
     def _note_close(self, entry: Entry) -> None:
         key = (fold_name(str(entry.get("dataset"))), str(entry.get("run")))
         try:
+            if key not in self._spends:
+                raise ValueError(f"there is no run '{key[1]}' before it")
             self._spends[key] = close_of(entry, self._spends[key])
         except (KeyError, TypeError, ValueError) as error:
-            raise InvalidInputError(
-                f"line {entry['line']} of '{self.path}' closes a run that it does not have"
-            ) from error
+            raise format_error(entry, "closing of a run", error) from error
 
 
 def _now() -> str:

@@ -14,14 +14,15 @@ from hush._internal.validate import choice, non_negative, positive, positive_int
 from hush.accounting import events
 from hush.accounting.accountant import ADJACENCIES, SMALLEST_DELTA
 from hush.accounting.guarantee import STATUSES
-from hush.errors import InvalidInputError
+from hush.errors import FormatError, InvalidInputError
 from hush.ledger.total import ROW, WHOLE_ROW, Cost, Scope
 
 BY_HAND = "by hand"
-OLDER = (
-    "rounding moved no sum of the runs that were entered before it was charged for, and how many examples they had is "
-    "public"
-)
+FIELDS = {
+    *("line", "at", "kind", "dataset", "run", "method", "steps", "planned", "adjacency", "status", "delta", "event"),
+    *("points", "part_of", "reason", "assumptions", "limit", "lost", "beside", "noise", "per_step", "unit", "protects"),
+    *("previous", "hash"),
+}  # of a spend's line; one with any other was written by another version, which may count it differently
 
 
 @dataclass(frozen=True)
@@ -121,11 +122,11 @@ def _scope_of(entry: dict[str, Any]) -> Scope:
     """The scope of a line, which contains one if and only if its kind says so."""
     if not entry["kind"].startswith("scoped "):
         if "unit" in entry or "protects" in entry:
-            raise ValueError("a unit, in a line whose kind has none")
+            raise ValueError("it names a unit, and its kind is for whole rows")
         return WHOLE_ROW
     found = Scope(entry["unit"], entry["protects"])
     if found == WHOLE_ROW:
-        raise ValueError("whole rows, in a line whose kind says otherwise")
+        raise ValueError("it is for whole rows, and its kind is for another scope")
     return found
 
 
@@ -158,12 +159,10 @@ def cap_of(entry: dict[str, Any]) -> Cap:
     """A cap from its line."""
     try:
         if not isinstance(entry["dataset"], str) or not isinstance(entry["rows"], int):
-            raise TypeError("a name that is no text, or a number that is none")
+            raise TypeError(f"a text and a whole number were expected, got {entry['dataset']!r} and {entry['rows']!r}")
         return Cap(entry["unit"], entry["rows"])
     except (KeyError, TypeError, ValueError) as error:
-        raise InvalidInputError(
-            f"line {entry.get('line')} of the ledger is no cap as hush writes it: {error}"
-        ) from error
+        raise format_error(entry, "cap", error) from error
 
 
 def _event(cost: Cost) -> dict[str, Any] | None:
@@ -174,74 +173,63 @@ def _event(cost: Cost) -> dict[str, Any] | None:
 
 
 def spend_of(entry: dict[str, Any]) -> Spend:
-    """A spend from its line.
-
-    A line of an earlier version reserved some of a run's steps and said what all that it could take would cost: that
-    is what it counts with."""
+    """A spend from its line; `FormatError` for a line that this version does not write."""
     try:
-        cost = _cost(entry, entry["event"])
+        if unknown := sorted(entry.keys() - FIELDS):
+            raise ValueError(f"it has the field '{unknown[0]}', which this version does not write")
+        cost = _cost(entry)
         texts = [entry[name] for name in ("run", "dataset", "method", "at")]
         part_of, reason, noise = (entry.get(name, "") for name in ("part_of", "reason", "noise"))
-        if not all(isinstance(text, str) for text in [*texts, part_of, reason, noise]):
-            raise TypeError("a name that is no text")
+        for text in (*texts, part_of, reason, noise):
+            if not isinstance(text, str):
+                raise TypeError(f"a text was expected, got {text!r}")
+        run, dataset, method, at = texts
         steps, planned = int(entry["steps"]), int(entry["planned"])
         positive_int(steps=steps, planned=planned)
-        if "whole" in entry:
-            limit = int(entry["limit"])
-            cost = replace(_cost(entry, entry["whole"]), lost=_whole_lost(entry, cost.lost, steps, limit))
-            steps = max(steps, limit)
-        elif _older(entry):
-            stopped = steps < planned and cost.event is not None  # it does not say what its plan costs
-            status = "claimed" if stopped and cost.status == "proven" else cost.status
-            cost = replace(cost, assumptions=(*cost.assumptions, OLDER), status=status)
+        if steps != planned or entry.get("limit", 0) != (0 if method == BY_HAND else planned):
+            raise ValueError(f"it does not charge all {planned} planned steps, as this version does")
         per_step = entry.get("per_step") is True and is_per_step(cost.event, steps)
-        run, dataset, method, at = texts
         about = (run, dataset, method, steps, planned, cost, at, part_of, reason)
         return Spend(*about, noise=noise, per_step=per_step)
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidInputError(
-            f"line {entry.get('line')} of the ledger is no spend as hush writes it: {error}"
-        ) from error
+        raise format_error(entry, "spend", error) from error
 
 
 def close_of(entry: dict[str, Any], spend: Spend) -> Spend:
-    """A spend as the line of its closing counts it. A line of an earlier version does not say what the steps cost: the
-    run keeps the cost that it was entered with."""
+    """A spend as the line of its closing counts it."""
     steps = entry["steps"]
     if not isinstance(steps, int) or not 0 < steps <= spend.steps or entry.get("blindly") is not True:
-        raise ValueError("not a number of steps that the run was charged with")
-    return spend.closed(steps, events.from_json(entry["event"]) if "event" in entry else spend.cost.event)
+        raise ValueError(f"it does not name a number of steps from 1 to {spend.steps}")
+    if "event" not in entry:
+        raise ValueError("it does not name the event of the steps, as this version does")
+    return spend.closed(steps, events.from_json(entry["event"]))
 
 
-def _older(entry: dict[str, Any]) -> bool:
-    """Whether a run's line was written before lines said how far a run can go, and before rounding was charged for."""
-    return "limit" not in entry and entry["method"] != BY_HAND and not entry.get("part_of")
+def format_error(entry: dict[str, Any], kind: str, error: Exception) -> FormatError:
+    """The error for a line that this version does not write; it is refused rather than counted as too little."""
+    why = f"the field {error} is missing" if isinstance(error, KeyError) else error
+    return FormatError(
+        f"line {entry.get('line')} of the ledger is not a {kind} that this version of hush writes ({why}): read it "
+        "with the version that wrote it, or start another ledger and enter what was spent with `hush ledger add`"
+    )
 
 
-def _whole_lost(entry: dict[str, Any], lost: float, steps: int, limit: int) -> float:
-    """δ that all steps up to the limit lose; where the line does not say it, at most in proportion to the steps."""
-    found = float(entry.get("whole_lost", lost * max(1.0, limit / steps)))
-    if not found >= 0:
-        raise ValueError("a part of δ that is none")
-    return max(found, lost)
-
-
-def _cost(entry: dict[str, Any], event: Any) -> Cost:
+def _cost(entry: dict[str, Any]) -> Cost:
     choice(ADJACENCIES, adjacency=entry["adjacency"])
     choice(STATUSES, status=entry["status"])
     points = tuple((float(d), math.inf if e is None else float(e)) for d, e in entry["points"])
     for delta, epsilon in points:
         probability(delta=delta)
         non_negative(epsilon=min(epsilon, 1e308))
-    built = None if event is None else events.from_json(event)
+    built = None if entry["event"] is None else events.from_json(entry["event"])
     delta = float(entry["delta"])
     probability(delta=delta)
     if built is None and not points:
-        raise ValueError("neither an event nor a point (δ, ε)")
+        raise ValueError("it has neither an event nor a point (δ, ε)")
     assumptions = tuple(str(text) for text in entry.get("assumptions", ()))
     lost, composed = float(entry.get("lost", 0.0)), float(entry.get("beside", 0.0))
     if not 0 <= lost < 1 or not 0 <= composed <= 1:
-        raise ValueError("a part of δ that is none")
+        raise ValueError(f"'lost' must be in [0, 1) and 'beside' in [0, 1], got {lost:g} and {composed:g}")
     scope = _scope_of(entry)
     check_halves(scope, entry["adjacency"], entry["status"])
     own = Cost(entry["adjacency"], entry["status"], delta, built, points, assumptions, lost, composed)
@@ -254,12 +242,10 @@ def budget_of(entry: dict[str, Any]) -> Budget:
         found = Budget(float(entry["epsilon"]), float(entry["delta"]), _scope_of(entry))
         check_budget(found)
         if not isinstance(entry["dataset"], str):
-            raise TypeError("a name that is no text")
+            raise TypeError(f"a text was expected, got {entry['dataset']!r}")
         return found
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise InvalidInputError(
-            f"line {entry.get('line')} of the ledger is no budget as hush writes it: {error}"
-        ) from error
+        raise format_error(entry, "budget", error) from error
 
 
 def check_budget(budget: Budget) -> None:

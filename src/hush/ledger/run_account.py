@@ -24,8 +24,7 @@ from hush._internal.validate import positive_int
 from hush.accounting import events
 from hush.accounting.accountant import epsilon
 from hush.accounting.guarantee import Guarantee, rounded_up
-from hush.checkpointing import Checkpoints
-from hush.checkpointing.checkpoint import find_secret
+from hush.checkpointing.checkpoint import Checkpoints, find_secret
 from hush.checkpointing.noise_reuse_guard import RELEASES, read_releases
 from hush.checkpointing.sum_log import SumLog, SumLogMissing, find_tags
 from hush.errors import BudgetExceededError, HushError, InvalidInputError, ResumeError, RunStateError

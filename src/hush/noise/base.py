@@ -19,8 +19,8 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from hush._internal.tensors import Named, State, Sums
-from hush.matrix_factorization import Strategy
 from hush.matrix_factorization.sensitivity import Array
+from hush.matrix_factorization.strategy import Strategy
 
 Rows = Callable[[int], Tensor]
 """``z(j)``: the j-th row of Z, a flat standard normal vector. It is a pure function, so any row can be recomputed;

@@ -7,6 +7,7 @@ event, so a sampler is always accounted as what it declares.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from hush._internal import validate
 
@@ -14,25 +15,19 @@ from hush._internal import validate
 class ParticipationKind:
     """Properties that differ between the kinds; the defaults fit batches drawn by coins, and fixed groups."""
 
+    resampled: ClassVar[bool] = False
+    """Whether the batch of a step is independent of the batches of all other steps."""
+
+    fixed_batches: ClassVar[bool] = False
+    """Whether the order of the examples alone decides the batches: no coins are drawn at a step."""
+
+    one_gaussian: ClassVar[bool] = False
+    """Whether the whole run is accounted as one Gaussian event."""
+
     @property
     def poisson_rate(self) -> float | None:
         """The probability of an independent coin per example and step; None where steps are not independent coins."""
         return None
-
-    @property
-    def resampled(self) -> bool:
-        """Whether the batch of a step is independent of the batches of all other steps."""
-        return False
-
-    @property
-    def fixed_batches(self) -> bool:
-        """Whether the order of the examples alone decides the batches: no coins are drawn at a step."""
-        return False
-
-    @property
-    def one_gaussian(self) -> bool:
-        """Whether the whole run is accounted as one Gaussian event."""
-        return False
 
     @property
     def epoch_steps(self) -> int | None:
@@ -44,6 +39,7 @@ class ParticipationKind:
 class PoissonSampled(ParticipationKind):
     """An independent coin of probability ``rate`` for each example and step."""
 
+    resampled = True
     rate: float
     steps: int
 
@@ -55,43 +51,30 @@ class PoissonSampled(ParticipationKind):
     def poisson_rate(self) -> float:
         return self.rate
 
-    @property
-    def resampled(self) -> bool:
-        return True
-
 
 @dataclass(frozen=True)
 class WithoutReplacement(ParticipationKind):
     """An independent uniform subset of ``size`` of ``examples`` examples at each step."""
 
+    resampled = True
     examples: int
     size: int
     steps: int
-
-    @property
-    def resampled(self) -> bool:
-        return True
 
 
 @dataclass(frozen=True)
 class OnePass(ParticipationKind):
     """Each example takes part at most once."""
 
+    fixed_batches = one_gaussian = True
     steps: int
-
-    @property
-    def fixed_batches(self) -> bool:
-        return True
-
-    @property
-    def one_gaussian(self) -> bool:
-        return True
 
 
 @dataclass(frozen=True)
 class Epochs(ParticipationKind):
     """Base of the kinds that run in epochs of ``per_epoch`` steps."""
 
+    fixed_batches = True
     per_epoch: int
     steps: int
 
@@ -99,10 +82,6 @@ class Epochs(ParticipationKind):
     def times(self) -> int:
         """The number of epochs begun, and so of participations at most: ⌈steps / per_epoch⌉."""
         return -(-self.steps // self.per_epoch)
-
-    @property
-    def fixed_batches(self) -> bool:
-        return True
 
     @property
     def epoch_steps(self) -> int:
@@ -113,26 +92,17 @@ class Epochs(ParticipationKind):
 class SameOrder(Epochs):
     """Fixed batches in the same order every epoch: step t and step t + ``per_epoch`` see the same examples."""
 
-    @property
-    def one_gaussian(self) -> bool:
-        return True
+    one_gaussian = True
 
 
 @dataclass(frozen=True)
 class Separated(ParticipationKind):
     """Each example takes part at most ``times`` times, any two of them at least ``apart`` steps apart."""
 
+    fixed_batches = one_gaussian = True
     times: int
     apart: int
     steps: int
-
-    @property
-    def fixed_batches(self) -> bool:
-        return True
-
-    @property
-    def one_gaussian(self) -> bool:
-        return True
 
 
 @dataclass(frozen=True)

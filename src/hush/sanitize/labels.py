@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from hush._internal import validate
 from hush._internal.tensors import Losses
-from hush.clipping import Claim
+from hush.clipping.base import Claim
 from hush.data_release import ComposedRelease, DataRelease, ReleasedData, TrainingData, Values
 from hush.data_source import Source
 from hush.errors import InvalidInputError

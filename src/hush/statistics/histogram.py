@@ -26,7 +26,7 @@ rounded to the public grid of their noise (`hush.noise.base`). What the noise's 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,7 +38,9 @@ from hush._internal.validate import choice, positive, positive_int, probability
 from hush.accounting.accountant import ADJACENCIES, Adjacency
 from hush.accounting.calibration import smallest_sigma
 from hush.accounting.events import DpEvent
+from hush.accounting.guarantee import PRECISE
 from hush.accounting.noise_tails import Tails, check_std, grid
+from hush.data_release import ComposedRelease, DataRelease, Values
 from hush.errors import InvalidInputError
 from hush.noise.base import add_noise
 from hush.randomness import Secret, normal, streams
@@ -134,3 +136,23 @@ def add_cell_noise(counts: Numbers, noise: HistogramNoise, secret: Secret, step:
     total, std = torch.tensor(counts, dtype=torch.float64), noise.std(share)
     add_noise([total], [normal(secret, streams.HISTOGRAMS, step, total)], std, grid(std), 1.0)
     return np.asarray(total.numpy())
+
+
+def plan_histograms(
+    key: str,
+    name: str,
+    noise: HistogramNoise,
+    draw: Callable[[Secret], Values],
+    content: Callable[[], Iterator[bytes]],
+    units: ArrayLike | None,
+) -> DataRelease:
+    """The release before training of what ``draw`` computes from noisy histograms; ``content`` and the units of the
+    rows are what the release depends on."""
+
+    def digested() -> Iterator[bytes]:
+        yield from content()
+        if units is not None:
+            yield weigh_units(units).tobytes()
+
+    composed = ComposedRelease(name, noise.event, noise.adjacency, noise.lost, (PRECISE,))
+    return DataRelease(key, composed, draw, digested, units is not None)

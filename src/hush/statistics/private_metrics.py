@@ -37,9 +37,8 @@ from numpy.typing import ArrayLike
 
 from hush._internal.validate import positive, positive_int
 from hush.accounting.accountant import Adjacency
-from hush.accounting.accountant import epsilon as epsilon_of
 from hush.accounting.events import DpEvent
-from hush.accounting.guarantee import PRECISE, Guarantee
+from hush.accounting.guarantee import PRECISE
 from hush.accounting.noise_tails import check_std, grid
 from hush.data_release import ComposedRelease
 from hush.errors import InvalidInputError
@@ -65,22 +64,6 @@ ASSUMPTIONS = (
 
 
 @dataclass(frozen=True)
-class PrivateCounts:
-    """Noisy counts, the noise in a cell of each part, and what an account needs to know of them.
-
-    ``lost`` is the part of δ that the event does not know, at any ε: the end of the noise's tails. The guarantee has it
-    within; where the event is composed with others it is added to δ.
-    """
-
-    counts: Counts
-    matrix_std: float
-    bin_std: float
-    event: DpEvent
-    lost: float
-    guarantee: Guarantee
-
-
-@dataclass(frozen=True)
 class CountNoise:
     """How much noise counts get: σ of the event, and the part of δ that the event does not know, at any ε."""
 
@@ -92,32 +75,6 @@ class CountNoise:
     def event(self) -> DpEvent:
         """One Gaussian."""
         return dp_event.GaussianDpEvent(self.sigma)
-
-
-def release_counts(
-    probabilities: ArrayLike,
-    labels: ArrayLike,
-    epsilon: float,
-    delta: float,
-    *,
-    adjacency: Adjacency = "add-remove",
-    bins: int = BINS,
-    units: ArrayLike | None = None,
-    unit: str = "example",
-) -> PrivateCounts:
-    """The counts of these rows with noise for (ε, δ), whose secret comes from the operating system and is discarded.
-
-    The columns of ``probabilities`` are the public classes. ``units`` gives the unit of every row, if a unit can have
-    several rows; ``unit`` is the name of the unit. `hush.statistics.metrics.from_counts` computes metrics from them.
-    """
-    if units is None and unit != "example":
-        raise InvalidInputError(f"a guarantee per {unit} needs the unit of every row: give units, one for each row")
-    noise = _calibrate_counts(epsilon, delta, classes=_count_classes(probabilities), adjacency=adjacency, bins=bins)
-    spent = epsilon_of(noise.event, delta - noise.lost, adjacency=adjacency, accountant="gdp")
-    guarantee = Guarantee(spent, delta, adjacency, unit, "proven", noise.event, "gdp", ASSUMPTIONS)
-    noisy = add_count_noise(probabilities, labels, noise, bins=bins, units=units)
-    stds = noise_stds(noise.sigma, adjacency, noisy.histograms.shape[1])
-    return PrivateCounts(noisy, *stds, noise.event, noise.lost, guarantee)
 
 
 def _calibrate_counts(
@@ -157,15 +114,6 @@ def _digest(secret: Secret, counts: Counts, noise: CountNoise) -> str:
     for cells in (counts.confusion, counts.histograms):
         found.update(np.ascontiguousarray(cells, dtype=np.float64).tobytes())
     return found.hexdigest()
-
-
-def _count_classes(probabilities: ArrayLike) -> int:
-    shape = np.shape(probabilities)
-    if len(shape) != 2 or shape[1] < 2:
-        raise InvalidInputError(
-            f"probabilities must have the shape (rows, classes) with two classes or more, not {shape}"
-        )
-    return int(shape[1])
 
 
 def noise_stds(sigma: float, adjacency: Adjacency, scores: int) -> tuple[float, float]:

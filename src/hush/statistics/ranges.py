@@ -22,8 +22,7 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from hush.accounting.accountant import Adjacency
-from hush.accounting.guarantee import PRECISE
-from hush.data_release import ComposedRelease, DataRelease, Values
+from hush.data_release import DataRelease, Values
 from hush.data_source import as_source
 from hush.errors import InvalidInputError
 from hush.randomness import Secret
@@ -35,6 +34,7 @@ from hush.statistics.histogram import (
     add_cell_noise,
     calibrate_histograms,
     count_cells,
+    plan_histograms,
     weigh_units,
 )
 
@@ -85,16 +85,8 @@ def plan_ranges(
         yield repr((tuple(columns), population)).encode()
         for piece in _read_pieces(rows, columns):
             yield piece.tobytes()
-        if units is not None:
-            yield weigh_units(units).tobytes()
 
-    return DataRelease(
-        KEY,
-        ComposedRelease(NAME, noise.event, noise.adjacency, noise.lost, (PRECISE,)),
-        release,
-        content,
-        units is not None,
-    )
+    return plan_histograms(KEY, NAME, noise, release, content, units)
 
 
 def find_ranges(

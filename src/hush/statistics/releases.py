@@ -25,7 +25,7 @@ from hush.datasets.problem import CLASS_SHARE, Problem
 from hush.errors import InvalidInputError, NotProvenError
 from hush.plan import Plan
 from hush.run import Run
-from hush.statistics import class_counts, class_names, ranges
+from hush.statistics import classes, ranges
 from hush.tabular.columns import Encoder
 from hush.tabular.schema import Schema, pending_columns, with_limits
 
@@ -110,15 +110,13 @@ def plan_releases(
     if task.pending_classes is not None and class_share is not None:
         if weight_share is not None:
             raise InvalidInputError(f"class weights need the classes of '{task.name}': {KNOWN}")
-        named = class_names.calibrate_class_names(
-            class_share * epsilon, delta, alone=ALONE * plan.delta, adjacency=near
-        )
-        parts.append(class_names.plan_class_names(task.train, task.pending_classes.labels, named, **shared))
+        named = classes.calibrate_class_names(class_share * epsilon, delta, alone=ALONE * plan.delta, adjacency=near)
+        parts.append(classes.plan_class_names(task.train, task.pending_classes.labels, named, **shared))
     if weight_share is not None:
         if task.classes is None:
             raise InvalidInputError(f"class weights need classes, and '{task.name}' has none")
-        noise = class_counts.calibrate_class_counts(weight_share * epsilon, delta, classes=task.classes, adjacency=near)
-        parts.append(class_counts.plan_class_weights(task.train, task.classes, noise, **shared))
+        noise = classes.calibrate_class_counts(weight_share * epsilon, delta, classes=task.classes, adjacency=near)
+        parts.append(classes.plan_class_weights(task.train, task.classes, noise, **shared))
     return tuple(parts)
 
 
@@ -137,8 +135,8 @@ def take_releases(task: Problem, run: Run, values: Mapping[str, Values]) -> tupl
     """The problem with what was released, which is also put into the run's model, and into the weights that its
     losses read; and the same as public plain data."""
     released: dict[str, dict[str, Any]] = {}
-    if (found := values.get(class_names.KEY)) is not None:
-        counts = class_names.unpack_classes(found)
+    if (found := values.get(classes.NAMES_KEY)) is not None:
+        counts = classes.unpack_classes(found)
         task = task.settle_classes(tuple(counts))
         released["private_classes"] = counts
         run.prepare(lambda model: None)  # its losses are others now
@@ -149,7 +147,7 @@ def take_releases(task: Problem, run: Run, values: Mapping[str, Values]) -> tupl
         run.prepare(lambda model: _set_ranges(model, schema))
         task = replace(task, schema=schema)
         released["private_ranges"] = {name: list(pair) for name, pair in zip(names, limits, strict=True)}
-    if (found := values.get(class_counts.KEY)) is not None and task.awaited_weights is not None:
+    if (found := values.get(classes.COUNTS_KEY)) is not None and task.awaited_weights is not None:
         task.awaited_weights.copy_(found["weights"])
         released["private_class_weights"] = dict(zip(task.classes_by_name, found["weights"].tolist(), strict=True))
     return task, released

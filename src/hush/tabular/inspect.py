@@ -263,23 +263,6 @@ class Inferred:
         raise DataError(f"{first}; {others}: `hush data inspect {self.inspection.path}` lists all")
 
 
-def infer_schema(
-    path: Path,
-    target: str | None,
-    given: Mapping[str, Any],
-    public: Collection[str] = (),
-    *,
-    regression: bool = False,
-    unit: str = "",
-    count: Count = lambda rows: None,
-) -> Schema:
-    """The schema of a .csv or .parquet file. ``given`` holds what the user wrote; ``public`` names the facts that may
-    be read off the rows because they are public: "ranges", "categories", "classes". In a ``regression`` the target is a
-    number with a public range. ``unit`` is the column of the privacy unit, which is not an input. ``count`` is called
-    with the number of rows that were read."""
-    return infer(path, target, given, public, regression=regression, unit=unit, count=count).require()
-
-
 def infer(
     path: Path,
     target: str | None,
@@ -291,8 +274,13 @@ def infer(
     count: Count = lambda rows: None,
     private_classes: bool = False,
 ) -> Inferred:
-    """The same, with what it was found from and with all problems at once. With ``private_classes``, classes that are
-    neither given nor public are left open, and the labels of the rows are given apart from the schema."""
+    """Infer the schema of a .csv or .parquet file, with all problems at once; `Inferred.require` raises the first.
+
+    ``given`` holds what the user wrote; ``public`` names the facts that may be read off the rows because they are
+    public: "ranges", "categories", "classes". In a ``regression`` the target is a number with a public range. ``unit``
+    is the column of the privacy unit, which is not an input. ``count`` is called with the number of rows that were
+    read. With ``private_classes``, classes that are neither given nor public are left open, and the labels of the rows
+    are returned separately from the schema."""
     for fact in public:
         choice(FACTS, public_fact=fact)
     target = target or given.get("target")

@@ -173,7 +173,7 @@ def _noisy_sum(rows: NDArray[np.float64], moved: float, std: float, rng: np.rand
 
 @dataclass(frozen=True)
 class LossDistribution:
-    """The privacy loss of a Gaussian release, N(μ²/2, μ²) with μ = Δ/σ, and the two facts that tie it to (ε, δ)."""
+    """The privacy loss of a Gaussian release: N(μ²/2, μ²) with μ = Δ/σ."""
 
     mu: float
 
@@ -196,19 +196,8 @@ class LossDistribution:
         return np.asarray(np.exp(-(z**2) / 2) / (self.std * math.sqrt(2 * math.pi)))
 
     def tail(self, epsilon: float) -> float:
-        """P(loss > ε)."""
+        """P(loss > ε), which is a δ: a tail of at most δ implies (ε, δ)-DP. `gaussian_delta` is the smallest δ."""
         return float(ndtr((self.mean - epsilon) / self.std))
-
-    def delta_by_tail(self, epsilon: float) -> float:
-        """First fact: P(loss > ε) ≤ δ implies (ε, δ)-DP. So this tail is a δ; `gaussian_delta` is the smallest."""
-        return self.tail(epsilon)
-
-
-def tail_of_private(epsilon: float, delta: float) -> float:
-    """Second fact: (ε/2, δ)-DP implies P(loss ≥ ε) ≤ δ/(1 − e^(−ε/2)), for every mechanism."""
-    positive(epsilon=epsilon)
-    probability(delta=delta)
-    return min(delta / -math.expm1(-epsilon / 2), 1.0)
 
 
 def _check(epsilon: float, delta: float, sensitivity: float) -> None:

@@ -22,7 +22,7 @@ from hush.datasets.problem import PendingClasses, PendingLosses, cross_entropy
 from hush.errors import DataError, InvalidInputError
 from hush.methods import make_plan
 from hush.randomness import Secret
-from hush.statistics.class_names import (
+from hush.statistics.classes import (
     ClassNoise,
     calibrate_class_names,
     choose_classes,

@@ -1,4 +1,12 @@
-"""The classes of a table, released with noise before training: a stability histogram.
+"""The classes of a table, released with noise before training: their names, and weights from their counts.
+
+**Class weights** come from a noisy histogram of the classes (`hush.statistics.histogram`, one column, one round). The
+counts n_c are released with noise. What follows is post-processing with public numbers: a count below a floor counts as
+the floor, which is a share of the count of each class if all were equally frequent, and at least twice the noise; and
+w_c = Σ n / (C·n_c), so that all classes have the same total weight. Weights multiply an example's loss before its
+gradient is clipped, so they change no sensitivity (`hush.datasets.problem.Weighted`).
+
+**Class names** come from a stability histogram, whose proof follows.
 
 Which labels there are is a statistic of the rows: a label that only one person has must not become a class of a
 released model. So the labels are counted, the counts get Gaussian noise, and only labels whose noisy count is above a
@@ -55,13 +63,66 @@ from hush.data_release import ComposedRelease, DataRelease, Values
 from hush.data_source import as_source
 from hush.errors import DataError, InvalidInputError
 from hush.randomness import Secret
-from hush.statistics.histogram import PIECE, Cells, HistogramNoise, Numbers, add_cell_noise, calibrate_histograms
+from hush.statistics.histogram import (
+    PIECE,
+    Cells,
+    HistogramNoise,
+    Numbers,
+    add_cell_noise,
+    calibrate_histograms,
+    count_cells,
+    plan_histograms,
+    weigh_units,
+)
 from hush.tabular.columns.category import MOST_CLASSES
 from hush.tabular.columns.number import parse_number
 from hush.tabular.problem import MOST_RELEASED
 
-NAME = "the classes with a noisy count above a threshold"
-KEY = "classes"
+NAMES, NAMES_KEY = "the classes with a noisy count above a threshold", "classes"
+COUNTS, COUNTS_KEY = "the noisy counts of the classes", "class-counts"
+FLOOR = 0.02  # of population / classes
+ABOVE = 2.0  # standard deviations of the noise
+
+
+# Class weights.
+
+
+def calibrate_class_counts(
+    epsilon: float, delta: float, *, classes: int, adjacency: Adjacency = "add-remove"
+) -> HistogramNoise:
+    """The noise with which the counts of this number of classes are (ε, δ)-private."""
+    return calibrate_histograms(epsilon, delta, columns=1, cells=classes, adjacency=adjacency)
+
+
+def plan_class_weights(
+    rows: Any, classes: int, noise: HistogramNoise, *, population: int, units: ArrayLike | None = None
+) -> DataRelease:
+    """The release before training of the classes' noisy ``counts``, and of the ``weights`` that follow from them. Rows
+    are data as a plan takes them, the labels last.
+
+    ``population`` is the public number of units (rows, without ``units``, which gives the unit of every row)."""
+
+    def release(secret: Secret) -> Values:
+        weights = None if units is None else weigh_units(units)
+        counts = count_cells(_read_codes(rows), classes, weights)
+        noisy = add_cell_noise(counts[None], noise, secret, 0)[0]
+        return {"counts": torch.tensor(noisy), "weights": torch.tensor(weigh_classes(noisy, noise.std(), population))}
+
+    def content() -> Iterator[bytes]:
+        yield repr((classes, population)).encode()
+        yield _read_codes(rows).tobytes()
+
+    return plan_histograms(COUNTS_KEY, COUNTS, noise, release, content, units)
+
+
+def weigh_classes(noisy: Numbers, std: float, population: int) -> Numbers:
+    """The weights of the classes, by noisy counts that are floored by a public number."""
+    floor = max(FLOOR * population / len(noisy), ABOVE * std, 1.0)
+    counts = np.maximum(noisy, floor)
+    return np.asarray(counts.sum() / (len(counts) * counts))
+
+
+# Class names.
 
 
 @dataclass(frozen=True)
@@ -118,8 +179,8 @@ def plan_class_names(
         if units is not None:
             yield np.ascontiguousarray(np.asarray(units)).tobytes()
 
-    composed = ComposedRelease(NAME, noise.counts.event, noise.counts.adjacency, noise.lost, (PRECISE,))
-    return DataRelease(KEY, composed, release, content, units is not None)
+    composed = ComposedRelease(NAMES, noise.counts.event, noise.counts.adjacency, noise.lost, (PRECISE,))
+    return DataRelease(NAMES_KEY, composed, release, content, units is not None)
 
 
 def count_labels(codes: Cells, size: int, units: ArrayLike | None = None) -> Numbers:
