@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from scipy.stats import t
 
 from published.records import Record, epsilon, list_moves, list_percent, pick, read, spread, table, tell_values, wrap
-from published.sweeps import Comparison
 
 HEAD = (
     *("model", "batch", "noise", "momentum", "initial weights", "published", "ours, mean ± deviation (seeds)"),
@@ -249,7 +248,11 @@ def render_ftrl() -> list[str]:
         *_tell_refused(),
         *_tell_restless(rows),
         *_tell_more_seeds(rows),
-        *_tell_initialised(rows),
+        *wrap(
+            "The publication names Kaiming's and Xavier's initial weights; the rows have torch's own unless they say "
+            "otherwise."
+        ),
+        "",
         *table(HEAD, [r.cells() for r in (*rows, *list_initialised())]),
     ]
 
@@ -266,19 +269,6 @@ def _tell_more_seeds(rows: Sequence[Row]) -> list[str]:
                 f"{max(first) - min(first):.1f} points apart; they alone give {tell_values(first)}, and how many more "
                 "there were to be was fixed before the first of them ran."
             )
-    return [line for text in told for line in [*wrap(text), ""]]
-
-
-def _tell_initialised(rows: Sequence[Row]) -> list[str]:
-    """What the initial weights that the publication names change."""
-    told = []
-    for row in list_initialised():
-        own = next(one for one in rows if one.noise == row.noise)
-        one = Comparison(list_percent(row.runs), list_percent(own.runs))
-        told.append(
-            f"The publication names Kaiming's and Xavier's initial weights; the rows above have torch's own. With the "
-            f"published ones {row.noise} has {spread(list(row.runs))}, against torch's {one.notify()}."
-        )
     return [line for text in told for line in [*wrap(text), ""]]
 
 
