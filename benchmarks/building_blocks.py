@@ -50,7 +50,7 @@ INK = ["#1b6ca8", "#d1495b", "#2a9d5c", "#8d5a97", "#c77c02"]
 
 
 def measure(out: Path, *, small: bool) -> Path:
-    """Gradient norms of single examples over ordinary training, as in building-blocks' first grid."""
+    """Gradient norms of single examples over full-batch gradient descent, as in the spec building-blocks-full."""
     name, steps, marks = "mnist5k-full-twolayer", 5000, (0, 100, 500, 1000, 2000, 5000)
     if small:
         name, steps, marks = "digits-mlp", 20, (0, 20)
@@ -64,14 +64,20 @@ def measure(out: Path, *, small: bool) -> Path:
             points = dict(zip(map(str, QUANTILES), np.percentile(norms, QUANTILES).tolist(), strict=True))
             counts, edges = np.histogram(np.log10(np.maximum(norms, 1e-6)), bins=60, range=(-4, 3))
             seen.append({"step": step, "percentiles": points, "counts": counts.tolist(), "edges": edges.tolist()})
-        chosen = torch.randint(len(features), (50,))
-        loss = problem.losses(model, (features[chosen], labels[chosen])).mean()
+        loss = problem.losses(model, (features, labels)).mean()
         model.zero_grad()
         loss.backward()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter -= 0.01 * parameter.grad
-    setting = {"problem": name, "steps": steps, "lr": 0.01, "batch_size": 50, "seed": 0, "torch": torch.__version__}
+    setting = {
+        "problem": name,
+        "steps": steps,
+        "lr": 0.01,
+        "batch_size": len(features),
+        "seed": 0,
+        "torch": torch.__version__,
+    }
     path = out / NORMS
     path.write_text(json.dumps({"setting": setting, "seen": seen}, indent=1) + "\n")
     return path

@@ -34,7 +34,7 @@ def render_blocks() -> list[str]:
             "5 000 MNIST images, two layers, clip 30, learning rate 0.01, δ = 1e-6: described in "
             "[building-blocks](building-blocks.md). The first try's noise is what advanced composition asks for at ε = "
             "1; by exact accounting it is worth far less ε than that. The second's noise is what RDP asks for, and its "
-            "ε here is by RDP; exactly it is 0.93."
+            "ε here is by RDP; exactly it is 0.93. Initial weights are torch's own; the publication names none."
         ),
         "",
         *table(("try", "σ", "ours, mean ± deviation (seeds)", "ε here"), rows),

@@ -28,6 +28,7 @@ ESTIMATES = "estimates.json"
 MAKERS = {  # of files in results/ that no spec gives
     "sanitize-figures.json": ("sanitize_figures.py", "results/sanitize-figures.json", "--store", "{store}/figures"),
     "building-blocks-norms.json": ("building_blocks.py", "measure"),
+    "inference.json": ("inference.py", "results/inference.json"),
 }
 DATA_SECONDS = {"sanitize-figures.json": 1800.0, "building-blocks-norms.json": 60.0}  # of a maker on one core, about
 

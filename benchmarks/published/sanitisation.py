@@ -143,8 +143,8 @@ def render_readings() -> list[str]:
         *wrap(
             "Every ε here is by the publication's formula, which is [no guarantee](sanitize.md#why-the-published-ε-is-"
             "no-guarantee): it takes a noise multiplier σ for a sensitivity of C√n, so noise of Cσ is σ/√n in it. It "
-            "is by Rényi orders, as in the publication. The last epoch is that of the runs, the best one is chosen by the "
-            "test images and flatters. Initial weights are torch's own; the publication names none, and neither "
+            "is by Rényi orders, as in the publication. The last epoch is that of the runs, the best one is chosen by "
+            "the test images and flatters. Initial weights are torch's own; the publication names none, and neither "
             "optimizer nor learning rate: Adam is taken here."
         ),
         "",
@@ -181,8 +181,8 @@ def tell_reading() -> str:
     decided = "Most likely Cσ for each number, not the stated Cσ√n" if narrow - wide > CLEAR else "Not known"
     return (
         f"{decided}: at a static C the CNN on CIFAR-10 reaches {narrow:.1f} % with Cσ and {wide:.1f} % with Cσ√n in "
-        "our runs (published 60 %), and the deviations in Table 1 fit Cσ. The published ε of 1.10 is that of Cσ√n; by the "
-        f"same formula Cσ costs {up(claim(20, width=50))}."
+        "our runs (published 60 %), and the deviations in Table 1 fit Cσ. The published ε of 1.10 is that of Cσ√n; by "
+        f"the same formula Cσ costs {up(claim(20, width=50))}."
     )
 
 

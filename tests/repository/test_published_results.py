@@ -183,9 +183,13 @@ def test_a_row_may_lack_a_point(mnist: ModuleType) -> None:
     assert (named["ε published"], named["ε here"]) == ("1", "1.00")
 
 
-def test_a_row_shows_its_interval_its_settings_and_its_times(mnist: ModuleType) -> None:
-    config = {"batch_size": 20, "options": {"momentum": 0.9}}
-    more = {"config": config | {"initialisation": "published"}, "train_seconds": 400.0, "inference_seconds": 1e-5}
+def test_a_row_shows_its_interval_its_settings_and_its_times(
+    mnist: ModuleType, kept: ModuleType, monkeypatch, tmp_path
+) -> None:
+    monkeypatch.setattr(kept, "RESULTS", tmp_path)
+    (tmp_path / "inference.json").write_text(json.dumps({"cpu_seconds": {"mnist-mlp": 0.1, "mnist-lenet": 0.3}}))
+    config = {"batch_size": 20, "options": {"momentum": 0.9}, "problem": "mnist-mlp"}
+    more = {"config": config | {"initialisation": "published"}, "train_seconds": 400.0}
     runs = [run(0.8, config=config, train_seconds=200.0), run(0.9, **more), run(0.85, **more)]
     row = mnist.Row("LeNet", "σ = 1", "90.00", "1", runs, "100", "0.02")
     named = dict(zip(mnist.HEAD, row.cells(), strict=True))
