@@ -25,6 +25,7 @@ from published.winners import write_winners
 MAP = Path(__file__).with_suffix(".toml")
 STATES = COMPLETE, REDUCED, MISSING = "complete", "reduced", "missing"
 ESTIMATES = "estimates.json"
+CORES = {1: "one core", 2: "two", 64: "a Ray cluster of 64"}  # for which the published size is estimated
 MAKERS = {  # of files in results/ that no spec gives
     "sanitize-figures.json": ("sanitize_figures.py", "results/sanitize-figures.json", "--store", "{store}/figures"),
     "building-blocks-norms.json": ("building_blocks.py", "measure"),
@@ -112,7 +113,7 @@ class Experiment:
     @property
     def full_seconds(self) -> float | None:
         """CPU seconds of the published size by a dry run, while it is not run."""
-        return read_estimates().get(self.full) if self._misses_full() else None
+        return read_estimates()[self.full][1] if self._misses_full() and self.full in read_estimates() else None
 
     def to_json(self) -> dict[str, Any]:
         """As `hush reproduce --json` has it."""
@@ -130,14 +131,21 @@ class Experiment:
     def tell_time(self) -> str:
         """The time of all its runs, and of those of the published size."""
         own = [] if self.seconds is None else [format_duration(self.seconds)]
-        whole = [] if self.full_seconds is None else [f"published size {format_duration(self.full_seconds)}"]
+        whole = [] if self.full_seconds is None else [f"published size {self._tell_full()}"]
         return "; ".join(own + whole) or ("seconds" if self.computed else "–")
 
+    def _tell_full(self) -> str:
+        times = read_estimates()[self.full]
+        return ", ".join(
+            f"{format_duration(times[cores])} on {name}" for cores, name in CORES.items() if cores in times
+        )
 
-def read_estimates() -> dict[str, float]:
-    """Seconds of whole specs on one core, by dry runs."""
+
+def read_estimates() -> dict[str, dict[int, float]]:
+    """Seconds of whole specs by the number of cores, by dry runs."""
     path = records.RESULTS / ESTIMATES
-    return json.loads(path.read_text()) if path.exists() else {}
+    found = json.loads(path.read_text()) if path.exists() else {}
+    return {spec: {int(cores): seconds for cores, seconds in times.items()} for spec, times in found.items()}
 
 
 @cache
@@ -209,7 +217,7 @@ def run(
         told = found.reason if times[spec] is None else format_duration(times[spec] or 0.0)
         notify(f"{spec}: {len(left)} runs to do, {told if left else 'nothing'}")
         if dry and full and found.seconds(1) is not None and len(left) == len(list_trials((spec,))):
-            kept_estimates = read_estimates() | {spec: round(found.seconds(1) or 0.0)}
+            kept_estimates = read_estimates() | {spec: {cores: round(found.seconds(cores) or 0.0) for cores in CORES}}
             (records.RESULTS / ESTIMATES).write_text(json.dumps(kept_estimates, indent=1) + "\n")
         if not dry and (left or kept - {record["key"] for record in read(spec)}):
             _run_spec(records.SPECS / f"{spec}.toml", store, workers)

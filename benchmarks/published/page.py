@@ -146,9 +146,10 @@ RUNS = (
 LISTED = (
     "State and time follow from the records. The time is the wall clock of the training of all runs of an entry, each "
     "on one core of a busy machine; entries that share a spec each have the time of all its runs. The time of the "
-    "published size is CPU time, estimated by a dry run. Figures without data (taxonomies, diagrams of programs and "
-    "networks) and the table of models (002, Table 4.1: problems `cifar10-p1`, `fashion-p2` and `fashion-vae`) are not "
-    "listed."
+    "published size is estimated from the CPU time of a dry run. On a Ray cluster `hush bench SPEC --store STORE "
+    "--executor ray` runs it and `hush reproduce NAME --full --store STORE` collects it. Figures without data "
+    "(taxonomies, diagrams of programs and networks) and the table of models (002, Table 4.1: problems `cifar10-p1`, "
+    "`fashion-p2` and `fashion-vae`) are not listed."
 )
 
 

@@ -144,6 +144,19 @@ def test_what_is_missing_is_run_once_collected_and_rendered(tiny, capsys) -> Non
     assert other["test_accuracy"] == records[1]["test_accuracy"]
 
 
+def test_a_dry_run_of_the_published_size_keeps_its_time(tiny, capsys) -> None:
+    """In the list it is the time of the command that is left, which is the one of the published size."""
+    (tiny.root / "map.toml").write_text(MAP.replace('missing = "not run"', 'full = "tiny"\nmissing = "not run"'))
+    (one,) = ask(capsys, "001-figure-1", "--full", "--dry-run", "--store", str(tiny.root / "store"))
+    kept = json.loads((tiny.root / "results" / "estimates.json").read_text())["tiny"]
+    assert kept["1"] == round(one["estimated_seconds"]["tiny"])
+    assert kept["64"] <= kept["2"] <= kept["1"]
+    (_, figure) = ask(capsys)
+    assert (figure["command"], figure["full_seconds"]) == ("hush reproduce 001-figure-1 --full", kept["1"])
+    assert main(["reproduce"]) == 0
+    assert "published size" in capsys.readouterr().out
+
+
 def test_nothing_is_run_twice(tiny, monkeypatch, capsys) -> None:
     run = ["001", "--store", str(tiny.root / "store"), "--workers", "1"]
     ask(capsys, *run)
