@@ -1,6 +1,6 @@
 """The sanitisation layer's figures, drawn from results/sanitize-figures.json, and what docs/sanitize.md says of them.
 
-    hush reproduce 003-figure-10    # the runs, once; docs/pictures/sanitize/*.svg, docs/sanitize.md
+    hush reproduce 003-figure-6     # the runs, once; docs/pictures/sanitize/*.svg, docs/sanitize.md
 
 Every ε here is the paper's claim, which an audit refuted: lines of ε are drawn as such.
 """
