@@ -1,10 +1,10 @@
 """Every figure of docs/building-blocks.md, from the records in results/ and a few runs of its own.
 
     python benchmarks/building_blocks.py measure  # results/building-blocks-norms.json: norms in a real run
-    python benchmarks/building_blocks.py draw     # docs/pictures/building-blocks/*.svg
+    hush reproduce --render                       # docs/pictures/building-blocks/*.svg, and the other pages
 
-Needs matplotlib (it comes with the extra `mnist5k`). ``--small`` takes the digits and few steps, ``--out`` another
-folder.
+Needs matplotlib in the version of constraints.txt (it comes with the extra `mnist5k`). ``--small`` takes the digits and
+few steps, ``--out`` another folder.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ INK = ["#1b6ca8", "#d1495b", "#2a9d5c", "#8d5a97", "#c77c02"]
 
 
 def measure(out: Path, *, small: bool) -> Path:
-    """Gradient norms of single examples over ordinary training, as in building-blocks' first grid."""
+    """Gradient norms of single examples over full-batch gradient descent, as in the spec building-blocks-full."""
     name, steps, marks = "mnist5k-full-twolayer", 5000, (0, 100, 500, 1000, 2000, 5000)
     if small:
         name, steps, marks = "digits-mlp", 20, (0, 20)
@@ -64,14 +64,20 @@ def measure(out: Path, *, small: bool) -> Path:
             points = dict(zip(map(str, QUANTILES), np.percentile(norms, QUANTILES).tolist(), strict=True))
             counts, edges = np.histogram(np.log10(np.maximum(norms, 1e-6)), bins=60, range=(-4, 3))
             seen.append({"step": step, "percentiles": points, "counts": counts.tolist(), "edges": edges.tolist()})
-        chosen = torch.randint(len(features), (50,))
-        loss = problem.losses(model, (features[chosen], labels[chosen])).mean()
+        loss = problem.losses(model, (features, labels)).mean()
         model.zero_grad()
         loss.backward()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter -= 0.01 * parameter.grad
-    setting = {"problem": name, "steps": steps, "lr": 0.01, "batch_size": 50, "seed": 0, "torch": torch.__version__}
+    setting = {
+        "problem": name,
+        "steps": steps,
+        "lr": 0.01,
+        "batch_size": len(features),
+        "seed": 0,
+        "torch": torch.__version__,
+    }
     path = out / NORMS
     path.write_text(json.dumps({"setting": setting, "seen": seen}, indent=1) + "\n")
     return path
@@ -103,8 +109,9 @@ def draw(out: Path, results: Path, *, small: bool) -> list[Path]:
     ]
     if (results / NORMS).exists():
         made.append(draw_norms(out, json.loads((results / NORMS).read_text())))
-    if (results / "building-blocks.jsonl").exists():
-        made.append(draw_tries(out, _read(results / "building-blocks.jsonl")))
+    tries = [run for name in TRIED if (results / name).exists() for run in _read(results / name)]
+    if tries:
+        made.append(draw_tries(out, tries))
     return made
 
 
@@ -189,23 +196,28 @@ def _calibrated(steps: int, rate: float, accountant: accountant.Accountant) -> f
 
 
 def draw_matrices(out: Path, steps: int) -> Path:
-    """C and C⁻¹ of the one-pass optimum, a row of the inverse, and the noise that adds up in a weight."""
+    """B, C and C⁻¹ of the one-pass optimum, what the inverse holds, and the noise that adds up in a weight."""
     best, tree = optimal_single(prefix_sums(steps)).structure, Tree(steps)
-    figure, ((left, right), (row, sums)) = plt.subplots(2, 2, figsize=(8, 6))
-    for axes, values, title in ((left, best.strategy(), "C"), (right, best.noise_map(), "C⁻¹")):
+    inverse = best.noise_map()
+    figure, ((left, middle_axes, right), (row, elements, sums)) = plt.subplots(2, 3, figsize=(11, 6))
+    shown_matrices = ((left, np.cumsum(inverse, axis=0), "B = AC⁻¹"), (middle_axes, best.strategy(), "C"))
+    for axes, values, title in (*shown_matrices, (right, inverse, "C⁻¹")):
         top = 0.1 * np.abs(values).max()
         shown = axes.imshow(values, cmap="RdBu_r", vmin=-top, vmax=top, interpolation="nearest")
-        axes.set(title=f"{title}, colours cut at a tenth of its largest", xlabel="column", ylabel="row: a step")
+        axes.set(title=f"{title}, colours cut at a tenth\nof its largest", xlabel="column", ylabel="row: a step")
         axes.title.set_fontsize(9)
         figure.colorbar(shown, ax=axes, shrink=0.8, extend="both")
     middle, back = steps // 2, np.arange(6)
-    found = best.noise_map()[middle, middle - back]
+    found = inverse[middle, middle - back]
     row.bar(back, found / found[0], color=[INK[0] if value > 0 else INK[1] for value in found])
     for place, value in zip(back, found / found[0], strict=True):
         row.annotate(f"{value:.3f}", (place, value), ha="center", va="bottom" if value > 0 else "top", fontsize=7)
     row.axhline(0.0, color="#555", lw=1)
     row.set(xlabel="steps back", ylabel="weight of that step's Z", ylim=(-0.65, 1.15))
     row.set_title(f"The noise of step {middle}: a row of C⁻¹, first entry 1", fontsize=9)
+    elements.hist(inverse[np.tril_indices(steps)], bins=60, color=INK[0], log=True)
+    elements.set(xlabel="element of C⁻¹ on and below the diagonal", ylabel="how many (log scale)")
+    elements.set_title("Elements of C⁻¹", fontsize=9)
     at = np.arange(1, steps + 1)
     sums.plot(at, np.sqrt(at), color=INK[0], label="independent")
     sums.plot(at, tree.single() * np.sqrt(tree.prefix_variances()), color=INK[2], label="binary tree")
@@ -236,6 +248,7 @@ TRIES = {
     "3: sampled batches": ("dp-sgd", 3.197),
     "4: one pass, correlated": ("dp-matrix-se", 4.226),
 }
+TRIED = ("building-blocks.jsonl", "building-blocks-curves.jsonl")  # the later one has more points of the same tries
 
 
 def draw_tries(out: Path, records: list[dict[str, Any]]) -> Path:
@@ -249,6 +262,8 @@ def draw_tries(out: Path, records: list[dict[str, Any]]) -> Path:
         ]
         if not mine:
             continue
+        longest = max(len(r["curve"]) for r in mine)
+        mine = [r for r in mine if len(r["curve"]) == longest]
         per_point = mine[0]["steps"] / len(mine[0]["curve"])
         mean = [
             statistics.mean(100 * r["curve"][i]["test_accuracy"] for r in mine) for i in range(len(mine[0]["curve"]))
@@ -256,7 +271,7 @@ def draw_tries(out: Path, records: list[dict[str, Any]]) -> Path:
         at = [per_point * (i + 1) for i in range(len(mean))]
         axes.plot(at, mean, color=INK[place], label=words, marker="o" if len(at) < 20 else None, ms=3)
     axes.set(xlabel="step", ylabel="test accuracy, %", ylim=(0, 100), title="Four tries at ε = 1")
-    axes.legend(frameon=False, fontsize=8)
+    figure.legend(frameon=False, fontsize=8, loc="outside lower center", ncols=2)
     return _save(figure, out / "four-tries.svg")
 
 

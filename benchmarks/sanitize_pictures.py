@@ -1,22 +1,22 @@
 """The sanitisation layer's figures, drawn from results/sanitize-figures.json, and what docs/sanitize.md says of them.
 
-    hush reproduce 003-figure-10    # the runs, once; docs/pictures/sanitize/*.svg, docs/sanitize.md
+    hush reproduce 003-figure-6     # the runs, once; docs/pictures/sanitize/*.svg, docs/sanitize.md
 
 Every ε here is the paper's claim, which an audit refuted: lines of ε are drawn as such.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from itertools import groupby, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from hush.report.svg import Axis, Cell, Dot, Series, draw_cells, draw_lines
+from published import sanitisation
 from published.pictures import arrange
 from published.records import table, wrap
-from sanitize_figures import VECTOR
+from sanitize_figures import compare_threshold
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA, PICTURES = ROOT / "results" / "sanitize-figures.json", ROOT / "docs" / "pictures" / "sanitize"
@@ -24,25 +24,33 @@ PAGE = ROOT / "docs" / "sanitize.md"
 BEGIN, END = "<!-- made by benchmarks/sanitize_pictures.py -->", "<!-- end of the figures -->"
 EPOCH, ACCURACY = Axis("epoch"), Axis("test accuracy, %", percent=True)
 KINDS = ("static", "adaptive")
+BUDGETS = (("MNIST", 60_000), ("CIFAR-10, CNN", 50_000))
+SIGMAS, DELTAS, BATCH = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0), (1e-6, 1e-5, 1e-4), 20  # σ and batch of the publication
+THRESHOLDS = {1.0: 0.5, 5.0: 2.5}  # C, and the deviation that Table 1 prints
+TABLE_SIGMA = 0.5
 Panel = tuple[str, str]
 
 
 def draw_all(found: dict[str, Any]) -> dict[str, str]:
     """Every picture: its file's name and its SVG."""
     return {
-        "budget.svg": arrange([_draw_budget(found)], 1),
+        "budget.svg": arrange([_draw_budget(found["status"], *one) for one in BUDGETS], 2),
         "threshold.svg": arrange([*_draw_norms(found), *_draw_accuracies(found)], 2),
         "stopping.svg": arrange([*_draw_convergence(found), *_draw_flags(found)], 2),
     }
 
 
-def _draw_budget(found: dict[str, Any]) -> Panel:
-    rows = sorted(found["epsilon_by_sigma_and_delta"], key=lambda row: row[1])
+def _draw_budget(status: str, title: str, examples: int) -> Panel:
     series = [
-        Series(f"δ = {delta:g}", [Dot(sigma, epsilon) for sigma, _, epsilon in some], found["status"])
-        for delta, some in groupby(rows, key=lambda row: row[1])
+        Series(
+            f"δ = {delta:g}",
+            [Dot(s, sanitisation.claim(BATCH, examples=examples, sigma=s, delta=delta)) for s in SIGMAS],
+            status,
+        )
+        for delta in DELTAS
     ]
-    return _line(f"claimed ε, {found['spec']['base']['epochs']} epochs", Axis("σ"), Axis("ε", log=True), series)
+    told = f"{title}: claimed ε, {sanitisation.EPOCHS} epochs, batch {BATCH}"
+    return _line(told, Axis("σ"), Axis("ε", log=True), series)
 
 
 def _draw_norms(found: dict[str, Any]) -> Iterator[Panel]:
@@ -118,20 +126,28 @@ def render(found: dict[str, Any]) -> list[str]:
     )
     return [
         *(*wrap(setting.replace(",", " ", 1)), ""),
-        *_show("budget.svg", "The ε that is claimed for 50 000 examples, against σ, for three δ"),
+        *_show(
+            "budget.svg", "The ε that is claimed against σ, for three δ: 100 epochs in batches of 20, as its ε imply"
+        ),
         *_show("threshold.svg", "‖W‖ and C = t·‖W‖ over epochs; accuracy against the width n, and against t"),
         *(*wrap(_tell_lost(found)), ""),
         *_show("stopping.svg", "Accuracy, the deviation that is watched, and the epochs at which each flag is raised"),
         *(*wrap(_tell_stops(found)), ""),
-        *(*wrap(f"What a threshold costs: the vector {list(VECTOR)} at a low and at a high C."), ""),
+        *(*wrap("What a threshold costs: the vector of Table 1 at a low and at a high C."), ""),
         *table(
-            ("C", "clipped to", "cut off (length)", "noise in each number"),
             (
-                (f"{row['clip']:g}", f"{row['clipped']}", f"{row['lost']:.2f}", f"{row['noise']:.2f}")
-                for row in found["low_and_high_threshold"]
+                *("C", "vector", "clipped to", "cut off (length)", "published deviation of the noise"),
+                *(f"Cσ at σ = {TABLE_SIGMA:g}", f"Cσ√n at σ = {TABLE_SIGMA:g}"),
             ),
+            (_list_threshold(clip, said) for clip, said in THRESHOLDS.items()),
         ),
     ]
+
+
+def _list_threshold(clip: float, said: float) -> tuple[str, ...]:
+    found = compare_threshold(clip, TABLE_SIGMA)
+    shown = f"{found['vector']}", f"{[round(x, 1) for x in found['clipped']]}", f"{found['lost']:.2f}", f"{said:g}"
+    return f"{clip:g}", *shown, f"{clip * TABLE_SIGMA:g}", f"{found['noise']:.2f}"
 
 
 def _show(name: str, told: str) -> list[str]:

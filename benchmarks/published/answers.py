@@ -11,7 +11,7 @@ from itertools import pairwise
 from published import experiments, faults, mnist, sanitisation
 from published.blocks import list_tries
 from published.mnist import SEEDS, VERSUS, pick_versus
-from published.records import link, list_percent, read, table, tell_values, wrap
+from published.records import link, list_percent, table, tell_values, wrap
 from published.setups import MANY, METHODS, ONE_PASS, RULES, SHORT, list_targets
 from published.sweeps import (
     AHEAD,
@@ -53,49 +53,61 @@ COMPARED = ("", "method", "reached", "against", "reached", "lead", "95 % interva
 
 @dataclass(frozen=True)
 class Answer:
-    """A question, what there is to say in a few words, where the evidence is, the comparisons behind it, and notes."""
+    """A question, what there is to say, where the evidence is, the comparisons behind it, and notes; ``brief`` is what
+    the table of answers says where that is less."""
 
     question: str
     short: str
     evidence: str = ""
     rows: Sequence[tuple[str, ...]] = ()
     notes: Sequence[str] = ()
+    brief: str = ""
 
     def render(self) -> list[str]:
-        """The comparisons as a table."""
+        """What the table of answers leaves out, and the comparisons as a table."""
+        told = [*wrap(f"**{self.question}** {self.short}"), ""] if self.brief else []
         shown = table(COMPARED, self.rows) if self.rows else []
-        return [*shown, *(line for note in self.notes for line in [*wrap(note), ""])]
+        return [*told, *shown, *(line for note in self.notes for line in [*wrap(note), ""])]
 
 
 def list_answers() -> dict[str, Answer]:
     """Every question, by the part of the page that has its evidence."""
     return {
+        "mnist-dpsgd": answer_accuracy(),
+        "mnist-ftrl": answer_weights(),
         "mnist-versus": answer_ftrl(),
         "setup-3-reduced": answer_lambda(),
         "setup-2": answer_one_pass(),
         "setup-1-reduced": answer_rules(),
+        "building-blocks": answer_tries(),
     }
 
 
 def render_answers() -> list[str]:
     """The part of the page that comes first."""
+    known = list_answers()
+    last = known.pop("building-blocks")
     answers = [
-        answer_accuracy(),
-        *list_answers().values(),
+        *known.values(),
         Answer(
             "Can noisy activations replace noisy gradients?",
             "Not at the published ε: an audit refutes it.",
-            "[comparison with proven methods](sanitize.md#comparison)",
+            "[comparison](sanitize.md#comparison)",
         ),
         Answer(
-            "Which noise gives the published figures of the sanitisation layer?",
+            "Which noise did the publication of the sanitisation layer use?",
             sanitisation.tell_reading(),
             "[both readings](#two-readings-of-the-sanitisation-layer)",
         ),
-        Answer("Does the fourth of four tries win?", answer_tries(), "[four tries](#four-tries-at-one-small-network)"),
+        last,
     ]
-    rows = [(f"**{one.question}**", one.short, one.evidence) for one in answers]
+    rows = [(f"**{one.question}**", one.brief or one.short, one.evidence) for one in answers]
     return ["## Answers", "", *table(("question", "answer", "evidence"), rows)]
+
+
+def _shorten(verdict: str) -> str:
+    """A verdict without its comparisons."""
+    return verdict.partition(" (")[0]
 
 
 @dataclass(frozen=True)
@@ -135,14 +147,16 @@ def list_claims() -> list[Claim]:
     last = [_leads(five, other, RULES[4], epsilon) for other in RULES[:4] for epsilon in (1, 10)]
     claims.append(Claim("002", "setup 1: DiceSGD last", None if None in last else all(last)))
     for problem, title in sanitisation.PROBLEMS.items():
-        reached = sanitisation.find_best(problem, "published")
-        said = float(sanitisation.PUBLISHED[problem][0])
-        told = "not run" if reached is None else f"{reached:.1f} %"
-        holds = None if reached is None else reached >= said - mnist.NEAR
-        claims.append(Claim("003", f"{title}: {said:g} % with noise of Cσ√n (ours {told})", holds))
+        for said, adaptive in zip(sanitisation.PUBLISHED[problem], (False, True), strict=False):
+            reached = sanitisation.find_best(problem, "published", adaptive=adaptive)
+            if said != "–":
+                holds = None if reached is None else reached >= float(said) - mnist.NEAR
+                ours = sanitisation.tell_reached(problem, "published", adaptive=adaptive)
+                kind = "adaptive" if adaptive else "static"
+                claims.append(Claim("003", f"{title}, {kind} C: {said} % with noise of Cσ√n (ours {ours})", holds))
     refuted = faults.read_refuted("sanitize")
     claims.append(Claim("003", f"its ε: claimed 1, measured at least {refuted['epsilon_lower']:.2f}", False))
-    tries = [list_percent(runs) for _, runs in list_tries(read("building-blocks"))[1:]]
+    tries = [list_percent(runs) for _, runs in list_tries()[1:]]
     known = all(len(values) > 1 for values in tries)
     pairs = [("each try is ahead of the one before", 1), ("the fourth is ahead of the third", 3)]
     for text, start in pairs:
@@ -185,16 +199,19 @@ def render_summary() -> list[str]:
     return ["## What came out", "", *table(("publication", "tables and figures", "came out", "did not"), rows)]
 
 
-def answer_tries() -> str:
-    """Which try is best, as published and each at its best settings."""
-    tries = [(name, list_percent(runs)) for name, runs in list_tries(read("building-blocks"))[1:] if runs]
+def answer_tries() -> Answer:
+    """Which try is best, all as published."""
+    question, evidence = "Does the fourth of four tries win?", "[four tries](#four-tries-at-one-small-network)"
+    tries = [(name, list_percent(runs)) for name, runs in list_tries()[1:] if runs]
     if len(tries) < 4:
-        return "Not known yet."
+        return Answer(question, "Not known yet.", evidence)
     best = max(tries, key=lambda found: statistics.mean(found[1]))
-    one = Comparison(tries[-1][1], best[1])
+    last, reached = tries[-1][1], statistics.mean(tries[-1][1])
     if best is tries[-1]:
-        return f"Yes: {tell_values(best[1])}."
-    return f"No: {tell_values(tries[-1][1])}, where try {best[0]} has {tell_values(best[1])} ({one.notify()})."
+        return Answer(question, f"Yes: {tell_values(last)}.", evidence)
+    one = Comparison(last, best[1])
+    brief = f"No: {reached:.1f} %, where try {best[0].partition(':')[0]} has {statistics.mean(best[1]):.1f} %."
+    return Answer(question, brief, evidence, [list_pair("ε = 1", tries[-1][0], best[0], one)])
 
 
 WORDS = {
@@ -261,19 +278,29 @@ def answer_accuracy() -> Answer:
         f"{good} of {among} are within a point of the published accuracy or above it: "
         f"{good - len(above)} within a point, {len(above)} more than a point above{_tell_quieter(above)}. DP-SGD has a "
         f"momentum of 0.9 for this, which the publication does not name; without it {without} of its {len(bare)} rows "
-        f"come out.{''.join(_tell_initialised(row) for row in mnist.list_initialised())}"
+        "come out."
     )
+    brief = f"{good} of {known} rows, DP-SGD with momentum 0.9; without momentum {without} of its {len(bare)}."
     return Answer(
         "Do the published accuracies of Tables I to IV come out?",
         short,
         f"[tables]({link(experiments.name_section('000'))})",
+        brief=brief if known else "Not known yet.",
     )
 
 
-def _tell_initialised(row: mnist.Row) -> str:
-    """What a row is with the initial weights that the publication names."""
-    lead = f"{row.difference:+.2f}".replace("-", "−")
-    return f" With the published initial weights {row.noise} has {tell_values(list_percent(row.runs))} ({lead})."
+def answer_weights() -> Answer:
+    """What the published initial weights change in Table III."""
+    own = {row.noise: row for row in mnist.list_ftrl()}
+    short, rows = [], []
+    for row in mnist.list_initialised():
+        one = Comparison(list_percent(row.runs), list_percent(own[row.noise].runs))
+        lead = f"{row.difference:+.2f}".replace("-", "−")
+        short.append(f"{row.noise} has {tell_values(list_percent(row.runs))}, {lead} against the publication")
+        rows.append(list_pair(row.noise, "published initial weights", "torch's", one))
+    told = f"{short[0][:1].upper()}{'; '.join(short)[1:]}." if short else "Not known yet."
+    question = "Does Table III come out with the published initial weights?"
+    return Answer(question, told, "[Table III](#dp-ftrl-on-mnist-table-iii)", rows)
 
 
 def _tell_quieter(above: Sequence[mnist.Row]) -> str:
@@ -292,7 +319,7 @@ ESTIMATES = {
 def answer_ftrl() -> Answer:
     """DP-FTRL against DP-SGD at equal ε: as published, charged for less, and with a better estimate from the nodes."""
     question = "Does DP-FTRL beat DP-SGD at equal ε, both accounted exactly?"
-    short, rows = [], []
+    short, brief, rows = [], [], []
     for kind, name in ESTIMATES.items():
         for momentum, other in ((0.9, "DP-SGD with momentum 0.9"), (0.0, "DP-SGD without momentum")):
             found = [
@@ -303,7 +330,9 @@ def answer_ftrl() -> Answer:
             rows += [list_pair(f"ε = {target:g}", f"DP-FTRL {name.rstrip(':')}", other, one) for target, one in found]
             if found and momentum:
                 so_far = "" if len(found) == len(VERSUS) else " so far"
-                short.append(f"{name} {give_verdict([(f'{t:g}', one) for t, one in found], 'it at ε = ')}{so_far}")
+                verdict = give_verdict([(f"{t:g}", one) for t, one in found], "it at ε = ")
+                short.append(f"{name} {verdict}{so_far}")
+                brief.append(f"{name} {_shorten(verdict)}{so_far}")
     if not short:
         return Answer(question, "Not known yet.")
     note = (
@@ -311,7 +340,8 @@ def answer_ftrl() -> Answer:
         "and holds nothing out where DP-SGD holds out a tenth. The best estimate is `honaker`, post-processing."
     )
     evidence = "[Table IV](#dp-sgd-against-dp-ftrl-at-equal-ε-table-iv)"
-    return Answer(question, f"Against DP-SGD with momentum 0.9: {'; '.join(short)}.", evidence, rows, [note])
+    told = f"Against DP-SGD with momentum 0.9: {'; '.join(short)}."
+    return Answer(question, told, evidence, rows, [note], brief=_join(brief))
 
 
 def list_pair(where: str, first: str, second: str, one: Comparison, *told: str) -> tuple[str, ...]:
@@ -323,17 +353,18 @@ def list_pair(where: str, first: str, second: str, one: Comparison, *told: str) 
 def answer_lambda() -> Answer:
     """ME-λ against DP-SGD and ME."""
     cells = read_setup("setup-3")
-    short, rows, notes = [], [], []
+    short, brief, rows, notes = [], [], [], []
     for target in list_targets(cells):
         here = [c for c in cells if c.epsilon == target]
         pairs = _compare_all(here, MANY[-1], MANY[:-1])
         verdict = give_verdict([(name, one) for name, one, _ in pairs]) if pairs else tell_missing(here)
         short.append(f"at ε = {target:g} {verdict}{_tell_so_far(here) if pairs else ''}")
+        brief.append(f"at ε = {target:g} {_shorten(verdict)}")
         rows += [row for _, _, row in pairs]
         notes += _tell_left(here) if pairs else []
     question = "With noise of the right size and τ = T, does ME-λ beat DP-SGD and ME over ten epochs?"
     evidence = "[setup 3](#many-passes-with-correlated-noise-setup-3-reduced)"
-    return Answer(question, _join(short), evidence, rows, notes)
+    return Answer(question, _join(short), evidence, rows, notes, _join(brief))
 
 
 def _join(parts: Sequence[str]) -> str:
@@ -378,7 +409,7 @@ def _tell_so_far(cells: Sequence[Cell]) -> str:
 def answer_one_pass() -> Answer:
     """SE against DP-SGD in one pass, with SE-λ beside them."""
     cells = read_setup("setup-2")
-    short, rows, notes = [], [], []
+    short, brief, rows, notes = [], [], [], []
     for target in list_targets(cells):
         here = [c for c in cells if c.epsilon == target]
         pairs = []
@@ -391,15 +422,16 @@ def answer_one_pass() -> Answer:
                 rows.append(_list_cells(cell, sgd, one))
         verdict = f"{give_verdict(pairs, 'it at batch ')}{_tell_so_far(here)}" if pairs else tell_missing(here)
         short.append(f"at ε = {target:g} {verdict}")
+        brief.append(f"at ε = {target:g} {_shorten(verdict)}")
         notes += _tell_left(here) if pairs else []
     evidence = "[setup 2](#one-pass-over-fashion-mnist-setup-2)"
-    return Answer("In one pass, does SE beat DP-SGD?", _join(short), evidence, rows, notes)
+    return Answer("In one pass, does SE beat DP-SGD?", _join(short), evidence, rows, notes, _join(brief))
 
 
 def answer_rules() -> Answer:
     """Which of five rules is best."""
     cells = read_setup("setup-1")
-    short, rows, notes = [], [], []
+    short, brief, rows, notes = [], [], [], []
     for problem in dict.fromkeys(c.problem for c in cells):
         for target in list_targets(cells):
             here = [c for c in cells if c.problem == problem and c.epsilon == target]
@@ -407,12 +439,16 @@ def answer_rules() -> Answer:
             if all(c.complete for c in here) and order(here):
                 short.append(f"on {name} {lead(here)}{_tell_so_far(here)}")
                 first, *others = order(here)
+                level = [METHODS[c.method] for c in others if compare(first, c).verdict != AHEAD]
+                brief.append(f"{name}: {' or '.join([METHODS[first.method], *level])}")
                 rows += [_list_cells(c, first, compare(c, first)) for c in others]
                 notes += _tell_left(here)
             else:
                 short.append(f"on {name} {tell_missing(here)}")
+                brief.append(f"{name}: {_shorten(tell_missing(here))}")
     question = "Which of five rules for a private step is best over ten epochs?"
-    return Answer(question, _join(short), "[setup 1](#five-rules-for-a-private-step-setup-1-reduced)", rows, notes)
+    evidence = "[setup 1](#five-rules-for-a-private-step-setup-1-reduced)"
+    return Answer(question, _join(short), evidence, rows, notes, _join(brief))
 
 
 def order(cells: Sequence[Cell]) -> list[Cell]:

@@ -25,10 +25,13 @@ from published.winners import write_winners
 MAP = Path(__file__).with_suffix(".toml")
 STATES = COMPLETE, REDUCED, MISSING = "complete", "reduced", "missing"
 ESTIMATES = "estimates.json"
+CORES = {1: "one core", 2: "two", 64: "a Ray cluster of 64"}  # for which the published size is estimated
 MAKERS = {  # of files in results/ that no spec gives
     "sanitize-figures.json": ("sanitize_figures.py", "results/sanitize-figures.json", "--store", "{store}/figures"),
     "building-blocks-norms.json": ("building_blocks.py", "measure"),
+    "inference.json": ("inference.py", "results/inference.json"),
 }
+DATA_SECONDS = {"sanitize-figures.json": 1800.0, "building-blocks-norms.json": 60.0}  # of a maker on one core, about
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Experiment:
     data: tuple[str, ...] = ()
     on: str = ""
     picture: str = ""
+    computed: bool = False
     reduced: str = ""
     missing: str = ""
 
@@ -53,10 +57,11 @@ class Experiment:
 
     @property
     def command(self) -> str:
-        """What runs the rest of it."""
-        if not (self.specs or self.data):
-            return f"hush reproduce {self.name} --full" if self.full else ""
-        return f"hush reproduce {self.name}"
+        """What runs the rest of it: the published size, where all else is in."""
+        done, planned = self.count()
+        if self.full and done == planned and self._misses_full():
+            return f"hush reproduce {self.name} --full"
+        return f"hush reproduce {self.name}" if self.specs or self.data or self.computed else ""
 
     def count(self) -> tuple[int, int]:
         """How many runs are in, and how many there are to be."""
@@ -77,7 +82,8 @@ class Experiment:
     def state(self) -> str:
         """Complete: every run of the published size; reduced: fewer or smaller ones; else missing."""
         done, planned = self.count()
-        if self.missing or self.lacks or (self.specs and not done) or not (self.specs or self.data or self.picture):
+        shown = self.specs or self.data or self.computed
+        if self.missing or self.lacks or (self.specs and not done) or not shown:
             return MISSING
         return REDUCED if self.reduced or done < planned or self._misses_full() else COMPLETE
 
@@ -99,28 +105,47 @@ class Experiment:
 
     @property
     def seconds(self) -> float | None:
-        """CPU seconds of all its runs on one core, from those that are in; None if none is."""
+        """Seconds of all its runs on one core by the clock, from those that are in; None if that is not known."""
         found = [record["train_seconds"] for record in self._read().values() if record.get("train_seconds")]
-        return sum(found) / len(found) * self.count()[1] if found else None
+        made = sum(DATA_SECONDS.get(name, 0.0) for name in self.data)
+        return made + sum(found) / len(found) * self.count()[1] if found else made or None
+
+    @property
+    def full_seconds(self) -> float | None:
+        """CPU seconds of the published size by a dry run, while it is not run."""
+        return read_estimates()[self.full][1] if self._misses_full() and self.full in read_estimates() else None
 
     def to_json(self) -> dict[str, Any]:
         """As `hush reproduce --json` has it."""
         done, planned = self.count()
         named = {"name": self.name, "publication": self.publication, "item": self.item, "shows": self.shows}
         found = {"state": self.state, "reason": self.reason, "runs": done, "planned": planned, "seconds": self.seconds}
-        return {**named, **found, "command": self.command, "page": f"docs/{self.on}" if self.on else ""}
+        return {
+            **named,
+            **found,
+            "full_seconds": self.full_seconds,
+            "command": self.command,
+            "page": f"docs/{self.on}" if self.on else "",
+        }
 
     def tell_time(self) -> str:
         """The time of all its runs, and of those of the published size."""
         own = [] if self.seconds is None else [format_duration(self.seconds)]
-        whole = read_estimates().get(self.full)
-        return "; ".join(own + ([f"published size {format_duration(whole)}"] if whole else [])) or "seconds"
+        whole = [] if self.full_seconds is None else [f"published size {self._tell_full()}"]
+        return "; ".join(own + whole) or ("seconds" if self.computed else "–")
+
+    def _tell_full(self) -> str:
+        times = read_estimates()[self.full]
+        return ", ".join(
+            f"{format_duration(times[cores])} on {name}" for cores, name in CORES.items() if cores in times
+        )
 
 
-def read_estimates() -> dict[str, float]:
-    """Seconds of whole specs on one core, by dry runs."""
+def read_estimates() -> dict[str, dict[int, float]]:
+    """Seconds of whole specs by the number of cores, by dry runs."""
     path = records.RESULTS / ESTIMATES
-    return json.loads(path.read_text()) if path.exists() else {}
+    found = json.loads(path.read_text()) if path.exists() else {}
+    return {spec: {int(cores): seconds for cores, seconds in times.items()} for spec, times in found.items()}
 
 
 @cache
@@ -169,7 +194,7 @@ def render_map() -> list[str]:
             for one in known
             if one.publication == number
         ]
-        head = ("", "shows", "state", "why not complete", "CPU time", "command")
+        head = ("", "shows", "state", "why not complete", "time", "command")
         lines += [f"### Tables and figures of {number}", "", *table(head, rows)]
     return lines
 
@@ -192,7 +217,7 @@ def run(
         told = found.reason if times[spec] is None else format_duration(times[spec] or 0.0)
         notify(f"{spec}: {len(left)} runs to do, {told if left else 'nothing'}")
         if dry and full and found.seconds(1) is not None and len(left) == len(list_trials((spec,))):
-            kept_estimates = read_estimates() | {spec: round(found.seconds(1) or 0.0)}
+            kept_estimates = read_estimates() | {spec: {cores: round(found.seconds(cores) or 0.0) for cores in CORES}}
             (records.RESULTS / ESTIMATES).write_text(json.dumps(kept_estimates, indent=1) + "\n")
         if not dry and (left or kept - {record["key"] for record in read(spec)}):
             _run_spec(records.SPECS / f"{spec}.toml", store, workers)

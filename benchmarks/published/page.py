@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import tempfile
 from collections import Counter
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import sanitize_pictures
@@ -22,6 +25,7 @@ from published.setups import render_many, render_one_pass, render_rules
 
 PAGE = records.ROOT / "docs" / "reproduction.md"
 PICTURES = records.ROOT / "docs" / "pictures" / "reproduction"
+BLOCKS = records.ROOT / "docs" / "pictures" / "building-blocks"
 SANITIZE = records.ROOT / "docs" / "sanitize.md"
 SWEPT = "of every run of the sweep, first seed, over its learning rate; rates are chosen on held-out rows, not by this"
 PARTS: dict[str, tuple[tuple[str, Callable[[], list[str]], dict[str, str]], ...]] = {
@@ -37,9 +41,9 @@ PARTS: dict[str, tuple[tuple[str, Callable[[], list[str]], dict[str, str]], ...]
             "mnist-dpsgd",
             render_dpsgd,
             {
-                "curves-dpsgd": "Test accuracy over epochs, without privacy and at three noises, mean and deviation "
-                "over seeds, from 80 % on",
-                "epsilon-dpsgd": "ε after each epoch for which it was computed, and test accuracy over it",
+                "curves-dpsgd": "Test accuracy (from 80 % on) and loss over epochs, without privacy and at three "
+                "noises, mean and deviation over seeds",
+                "epsilon-dpsgd": "ε after each epoch, and test accuracy over it",
                 "confusion-dpsgd-mlp": "What the MLP takes each digit for, percent of it; colour shows mistakes up to "
                 "10 %",
                 "confusion-dpsgd-lenet": "The same for LeNet",
@@ -49,7 +53,8 @@ PARTS: dict[str, tuple[tuple[str, Callable[[], list[str]], dict[str, str]], ...]
             "mnist-ftrl",
             render_ftrl,
             {
-                "curves-ftrl": "Test accuracy over epochs of DP-FTRL, mean and deviation over seeds, from 80 % on",
+                "curves-ftrl": "Test accuracy (from 80 % on) and loss over epochs of DP-FTRL, mean and deviation over "
+                "seeds",
                 "epsilon-ftrl": "ε after each epoch, and test accuracy over it",
                 "confusion-ftrl": "What DP-FTRL's LeNet takes each digit for, in the same colours",
             },
@@ -95,7 +100,12 @@ PARTS: dict[str, tuple[tuple[str, Callable[[], list[str]], dict[str, str]], ...]
         (
             "sanitize",
             sanitisation.render_readings,
-            {"curves-sanitize": "Test accuracy over epochs of every setting that was run"},
+            {
+                "curves-sanitize": "Test accuracy over epochs by both readings of the noise, with the published "
+                "accuracy; of a setting that was run for several numbers of epochs, the longest run",
+                "axes-sanitize": "Noise of Cσ on CIFAR-10, 2 epochs: adaptive C at several t, and C = 0.5 at several "
+                "widths",
+            },
         ),
     ),
     "004": (
@@ -109,7 +119,8 @@ PARTS: dict[str, tuple[tuple[str, Callable[[], list[str]], dict[str, str]], ...]
 }
 MORE = (
     *("mnist-ftrl-initialisation", "mnist-versus-whole", "setup-2-finer", "setup-2-winners", "setup-3-winners"),
-    *("setup-1-winners", "rates-tried", "sanitize-readings", "building-blocks-curves", "building-blocks-full"),
+    *("setup-1-winners", "rates-tried", "sanitize-readings", "sanitize-axes", "building-blocks-curves"),
+    "building-blocks-full",
 )
 WHAT = (
     "The tables and figures of four publications on private training, run again with hush. ε is by hush's accountant. "
@@ -133,16 +144,19 @@ RUNS = (
     "",
 )
 LISTED = (
-    "State and time follow from the records: CPU time is that of all runs of an entry on one core, of the published "
-    "size by a dry run on a busy machine. Figures without data (taxonomies, diagrams of programs and networks) and the "
-    "table of models (002, Table 4.1: problems `cifar10-p1`, `fashion-p2` and `fashion-vae`) are not listed."
+    "State and time follow from the records. The time is the wall clock of the training of all runs of an entry, each "
+    "on one core of a busy machine; entries that share a spec each have the time of all its runs. The time of the "
+    "published size is estimated from the CPU time of a dry run. On a Ray cluster `hush bench SPEC --store STORE "
+    "--executor ray` runs it and `hush reproduce NAME --full --store STORE` collects it. Figures without data "
+    "(taxonomies, diagrams of programs and networks) and the table of models (002, Table 4.1: problems `cifar10-p1`, "
+    "`fashion-p2` and `fashion-vae`) are not listed."
 )
 
 
 def render() -> str:
     """The page. A part whose spec has not been run is left out, and the list of runs says so."""
     drawn, answers = draw_all(), list_answers()
-    lines = ["# Published results, run again", "", *wrap(WHAT), "", *render_summary(), *render_answers()]
+    lines = ["# Published results, run again", "", *wrap(WHAT), "", *render_answers(), *render_summary()]
     lines += ["## Every table and figure", "", *wrap(LISTED), "", *render_map()]
     for publication, parts in PARTS.items():
         lines += [f"## {name_section(publication)}", ""]
@@ -175,7 +189,24 @@ def render_files() -> dict[Path, str]:
     figures = json.loads(sanitize_pictures.DATA.read_text())
     found |= {sanitize_pictures.PICTURES / name: svg for name, svg in sanitize_pictures.draw_all(figures).items()}
     sanitize = sanitize_pictures.rewrite(SANITIZE.read_text(), figures)
+    found |= {BLOCKS / name: svg for name, svg in _draw_blocks(records.RESULTS, _state()).items()}
     return found | {SANITIZE: sanitize_table.rewrite(sanitize), PAGE: render()}
+
+
+def _state() -> tuple[tuple[str, int], ...]:
+    """The records as they are now."""
+    return tuple((path.name, path.stat().st_mtime_ns) for path in sorted(records.RESULTS.glob("building-blocks*")))
+
+
+@functools.cache
+def _draw_blocks(results: Path, state: tuple[tuple[str, int], ...]) -> dict[str, str]:
+    """The pictures of docs/building-blocks.md; none without matplotlib."""
+    if find_spec("matplotlib") is None:
+        return {}
+    import building_blocks
+
+    with tempfile.TemporaryDirectory() as folder:
+        return {path.name: path.read_text() for path in building_blocks.draw(Path(folder), results, small=False)}
 
 
 def find_changes() -> list[Path]:
@@ -187,7 +218,8 @@ def find_changes() -> list[Path]:
 
 def write_page() -> list[Path]:
     """Write what differs; a picture that is drawn no more goes."""
-    PICTURES.mkdir(parents=True, exist_ok=True)
+    for folder in (PICTURES, BLOCKS):
+        folder.mkdir(parents=True, exist_ok=True)
     for _ in range(2):  # the map says which pictures are there
         changed, wanted = find_changes(), render_files()
         for path in changed:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import statistics
 from collections.abc import Sequence
 
+import hush
 from hush.report.svg import WIDTH, Axis, Dot, Series, draw_cells, draw_lines, make_standalone, text_of
 from hush.report.svg import Cell as Square
 from published import mnist, sanitisation
-from published.blocks import list_tries
+from published.blocks import PLAIN, list_tries
 from published.mnist import Row
 from published.records import Record, epsilon, pick, read
 from published.setups import MANY, METHODS, ONE_PASS, PROBLEMS, RULES
@@ -18,6 +20,8 @@ from published.sweeps import Cell, find_merit, find_rate, read_cells, read_setup
 FLOOR = 0.8  # of MNIST's accuracies: what is below is before the first useful epoch, and would squeeze the rest
 EPOCHS, ACCURACY = Axis("epoch"), Axis("test accuracy, %", percent=True)
 MISTAKES = (0.0, 10.0)  # percent: the colours of all confusion matrices
+LOSS = Axis("test loss")
+PUBLISHED_LOOK = 7  # grey: of a published figure
 ROOM = 7  # learning rates that an axis can name
 HEADING = 24  # height of a panel's title
 Panel = tuple[str, str]
@@ -32,11 +36,12 @@ def draw_all() -> dict[str, str]:
         "epsilon-ftrl": (_epsilons(mnist.list_ftrl()), 2),
         "heatmap-setup-2": (_heatmaps(read_cells("setup-2")), 3),
         "curves-sanitize": (_curves_sanitize(), 2),
+        "axes-sanitize": (_axes_sanitize(), 2),
         "curves-blocks": (_curves_blocks(), 2),
         "curves-dpsgd": (_curves_dpsgd(), 2),
         "confusion-dpsgd-mlp": (_confusions(mnist.list_dpsgd(0.9)[:3]), 3),
         "confusion-dpsgd-lenet": (_confusions(mnist.list_dpsgd(0.9)[3:]), 3),
-        "curves-ftrl": (_curves_ftrl(), 1),
+        "curves-ftrl": (_curves_ftrl(), 2),
         "confusion-ftrl": (_confusions(mnist.list_ftrl()), 2),
         "curves-versus": (_curves_versus(), 2),
         "confusion-versus": (_confusions(_list_versus()), 3),
@@ -90,45 +95,62 @@ def _panel(title: str, series: Sequence[Series], across: Axis = EPOCHS, up: Axis
     return [(title, drawn)] if drawn else []
 
 
+FIGURES = (("test_accuracy", ACCURACY, FLOOR), ("test_loss", LOSS, 0.0))
+
+
 def _curves_dpsgd() -> list[Panel]:
     panels = []
     for place, (problem, model) in enumerate(mnist.PROBLEMS):
-        plain = pick(read("mnist-plain"), problem=problem)
-        series = [Series("SGD", average_curves(plain, floor=FLOOR), "none", look=7)]
-        for row in mnist.list_dpsgd(0.9)[3 * place : 3 * place + 3]:
-            told = f"{row.noise}, ε = {epsilon(list(row.runs))}"
-            series.append(Series(told, average_curves(row.runs, floor=FLOOR)))
-        panels += _panel(f"{model}, DP-SGD with momentum 0.9", series)
+        plain, rows = pick(read("mnist-plain"), problem=problem), mnist.list_dpsgd(0.9)[3 * place : 3 * place + 3]
+        for figure, up, floor in FIGURES:
+            series = [Series("SGD", average_curves(plain, figure, floor), "none", look=7)]
+            for row in rows:
+                told = f"{row.noise}, ε = {epsilon(list(row.runs))}"
+                series.append(Series(told, average_curves(row.runs, figure, floor)))
+            panels += _panel(f"{model}, DP-SGD with momentum 0.9", series, up=up)
     return panels
 
 
 def _curves_plain() -> list[Panel]:
     """Loss and accuracy over epochs without privacy, and what is taken for what."""
     rows = [row for row in mnist.list_plain() if row.runs]
-    shown = (("test_accuracy", ACCURACY, FLOOR), ("test_loss", Axis("test loss"), 0.0))
     curves = [
         panel
         for row in rows
-        for figure, up, floor in shown
+        for figure, up, floor in FIGURES
         for panel in _panel(row.model, [Series("SGD", average_curves(row.runs, figure, floor), "none")], up=up)
     ]
     return [*curves, *_confusions(rows)]
 
 
 def _epsilons(rows: Sequence[Row]) -> list[Panel]:
-    """ε after each epoch for which it was computed, and the accuracy over it."""
+    """ε after each epoch, and the accuracy over it."""
     panels = []
     for model in dict.fromkeys(row.model for row in rows):
         spent, reached = [], []
         for row in (row for row in rows if row.model == model and row.runs):
-            known = [point for point in row.runs[0]["curve"] if point.get("epsilon") is not None]
-            accuracies = {dot.x: dot for dot in average_curves(row.runs)}
-            spent.append(Series(row.noise, [Dot(point["epoch"], point["epsilon"]) for point in known]))
-            both = [(point["epsilon"], accuracies.get(point["epoch"])) for point in known]
-            reached.append(Series(row.noise, [Dot(x, dot.y, spread=dot.spread) for x, dot in both if dot is not None]))
+            known = {point["epoch"]: find_epsilon(row.runs[0], point) for point in row.runs[0]["curve"]}
+            spent.append(Series(row.noise, [Dot(epoch, value) for epoch, value in known.items()]))
+            both = [(known[dot.x], dot) for dot in average_curves(row.runs)]
+            reached.append(Series(row.noise, [Dot(x, dot.y, spread=dot.spread) for x, dot in both]))
         panels += _panel(f"{model}: ε so far", spent, up=Axis("ε", log=True))
         panels += _panel(f"{model}: accuracy over ε", reached, Axis("ε", log=True))
     return panels
+
+
+def find_epsilon(run: Record, point: Record) -> float:
+    """ε at a point of a run of DP-SGD: as recorded, or by the same accountant where an older run left it out."""
+    if point.get("epsilon") is not None:
+        return float(point["epsilon"])
+    config = run["config"]
+    sizes = (run["examples"], config["batch_size"], run["steps"], run["noise_multiplier"], config["delta"])
+    return _account(config["method"], *sizes).guarantee(round(point["epoch"] / config["epochs"] * run["steps"])).epsilon
+
+
+@functools.cache
+def _account(method: str, examples: int, batch: int, steps: int, sigma: float, delta: float) -> hush.Plan:
+    sizes = {"examples": examples, "batch_size": batch, "steps": steps, "noise_multiplier": sigma, "delta": delta}
+    return hush.make_plan(method, **sizes, arithmetic="fast")
 
 
 def _heatmaps(cells: Sequence[Cell]) -> list[Panel]:
@@ -153,30 +175,62 @@ def _square(value: float | None, rate: str) -> Square:
 
 
 def _curves_sanitize() -> list[Panel]:
-    """Accuracy over epochs of the sanitisation layer, every setting that was run."""
+    """Accuracy over epochs of the sanitisation layer: both readings beside each other, with the published accuracy."""
     panels = []
-    runs = pick([*read("sanitize"), *read("sanitize-readings")], method="sanitize")
-    for problem, title in sanitisation.PROBLEMS.items():
-        named: dict[str, list[Record]] = {}
-        for run in (run for run in runs if run["config"]["problem"] == problem):
-            named.setdefault(sanitisation.name_setting(run), []).append(run)
-        panels += _panel(title, [Series(name, average_curves(found), "refuted") for name, found in named.items()])
+    found = sanitisation.list_panels()
+    for problem, noise, batch, settings in found:
+        both = [runs for name, _, size, some in found if (name, size) == (problem, batch) for runs in some.values()]
+        values = [dot.y for runs in both for dot in average_curves(runs)]
+        series = [Series(name, average_curves(runs), "refuted") for name, runs in settings.items()]
+        last = max(dot.x for one in series for dot in one.points)
+        said = float(sanitisation.PUBLISHED[problem][0]) / 100
+        ends = [Dot(min(dot.x for one in series for dot in one.points), said), Dot(last, said)]
+        series.append(Series("published, static C, 100 epochs", ends, dots=False, look=PUBLISHED_LOOK))
+        up = Axis(ACCURACY.title, percent=True, holds=(min(values), max(values)))
+        title = sanitisation.PROBLEMS[problem].removesuffix(", quarter width")
+        panels += _panel(f"{title}: {noise}, batch {batch}", series, up=up)
     return panels
+
+
+def _axes_sanitize() -> list[Panel]:
+    """Accuracy on CIFAR-10 with noise of Cσ: over epochs for several t, and against t and the width."""
+    shares, widths = sanitisation.list_axes()
+    curves = [Series(f"t = {share:g}", average_curves(runs), "refuted") for share, runs in shares.items()]
+    shown = [*_panel("CIFAR-10, CNN: several t", curves, Axis("epoch", marks=(1.0, 2.0)))] if len(shares) > 1 else []
+    for title, across, found in (("t", "t", shares), ("the width", "n", widths)):
+        dots = [Dot(x, average_curves(runs)[-1].y) for x, runs in sorted(found.items())]
+        log = Axis(f"{across} (log scale)", log=True, marks=tuple(sorted(found)))
+        shown += (
+            _panel(f"accuracy against {title}", [Series("after 2 epochs", dots, "refuted")], log)
+            if len(dots) > 1
+            else []
+        )
+    return shown
+
+
+BEST = {"test_accuracy": ("largest", max), "test_loss": ("smallest", min)}
 
 
 def _curves_blocks() -> list[Panel]:
     """Accuracy and loss of the four tries over their steps, and of training without privacy."""
-    found = {name: runs for name, runs in list_tries(read("building-blocks"), read("building-blocks-curves")) if runs}
+    found = {name: runs for name, runs in list_tries() if runs}
     panels = []
-    for figure, up in (("test_accuracy", ACCURACY), ("test_loss", Axis("test loss"))):
+    for figure, up in (("test_accuracy", ACCURACY), ("test_loss", LOSS)):
         series = [
             Series(name, _in_steps(runs, average_curves(runs, figure)), look=look)
             for look, (name, runs) in enumerate(found.items())
         ]
-        panels += _panel("tries at ε = 1", series[1:], Axis("step"), up)
+        panels += _panel("tries at ε = 1", [one for one in series if one.name != PLAIN], Axis("step"), up)
+        plain = [Series("batches of 50", one.points, "none", look=0) for one in series if one.name == PLAIN]
         whole = pick(read("building-blocks-full"), method="sgd")
-        full = [Series("all images in every step", _in_steps(whole, average_curves(whole, figure)))] if whole else []
-        panels += _panel("no privacy", [*series[:1], *full], Axis("step"), up)
+        if whole:
+            plain.append(
+                Series("all images in every step", _in_steps(whole, average_curves(whole, figure)), "none", look=1)
+            )
+        word, choose = BEST[figure]
+        marks = [choose(one.points, key=lambda dot: dot.y) for one in plain]
+        plain.append(Series(f"{word} value of each", [Dot(d.x, d.y) for d in marks], "ring", line=False, look=2))
+        panels += _panel("no privacy", plain, Axis("step"), up)
     return panels
 
 
@@ -187,10 +241,18 @@ def _in_steps(runs: Sequence[Record], points: Sequence[Dot]) -> list[Dot]:
 
 def _curves_ftrl() -> list[Panel]:
     rows = [row for row in mnist.list_ftrl() if row.runs]
-    series = [
-        Series(f"{row.noise}, ε = {epsilon(list(row.runs))}", average_curves(row.runs, floor=FLOOR)) for row in rows
+    return [
+        panel
+        for figure, up, floor in FIGURES
+        for panel in _panel(
+            "LeNet, DP-FTRL",
+            [
+                Series(f"{row.noise}, ε = {epsilon(list(row.runs))}", average_curves(row.runs, figure, floor))
+                for row in rows
+            ],
+            up=up,
+        )
     ]
-    return _panel("LeNet, DP-FTRL", series)
 
 
 def _curves_versus() -> list[Panel]:
@@ -246,7 +308,7 @@ def _label(share: float) -> str:
 
 def _measure(cells: Sequence[Cell]) -> tuple[str, Axis]:
     accurate = find_merit([run for cell in cells for run in cell.finished]).figure == "accuracy"
-    return ("test_accuracy", ACCURACY) if accurate else ("test_loss", Axis("test loss"))
+    return ("test_accuracy", ACCURACY) if accurate else ("test_loss", LOSS)
 
 
 def _split(swept: Sequence[Cell]) -> list[tuple[str, list[Cell]]]:

@@ -81,7 +81,11 @@ def test_the_map_lists_every_experiment_with_a_page_that_shows_it(published, cap
     for one, entry in zip(found, published.experiments.read_map()[1], strict=True):
         assert one["reason"] or one["state"] == "complete", one["name"]
         assert one["page"] or one["state"] == "missing", one["name"]
-        assert (one["seconds"] is not None) == bool(entry.specs), one["name"]
+        assert (one["seconds"] is not None) == bool(entry.data or one["runs"]), one["name"]
+        assert bool(one["command"]) == (bool(entry.specs or entry.data) or entry.computed or bool(entry.full))
+        full_is_left = bool(entry.full) and one["state"] != "complete" and one["runs"] == one["planned"]
+        assert one["command"].endswith(" --full") == full_is_left, one["name"]  # the rest would run nothing
+        assert (one["full_seconds"] is not None) <= bool(entry.full), one["name"]
         path, _, place = one["page"].partition("#")
         if place:
             headings = re.findall(r"^#+ (.*)$", (ROOT / path).read_text(), re.MULTILINE)
@@ -103,9 +107,15 @@ def test_the_pages_are_what_the_records_give(published, monkeypatch, tmp_path, c
     assert capsys.readouterr().out == ""
     changed = tmp_path / "reproduction.md"
     changed.write_text(published.page.PAGE.read_text().replace("complete", "Complete", 1))
+    pictures = tmp_path / "building-blocks"
+    pictures.mkdir()
+    for path in published.page.BLOCKS.iterdir():
+        (pictures / path.name).write_text(path.read_text())
+    (pictures / "four-tries.svg").write_text("<svg/>")
     monkeypatch.setattr(published.page, "PAGE", changed)
+    monkeypatch.setattr(published.page, "BLOCKS", pictures)
     assert main(["reproduce", "--check", "--json"]) == 1
-    assert json.loads(capsys.readouterr().out) == {"changed": [str(changed)]}
+    assert json.loads(capsys.readouterr().out) == {"changed": [str(pictures / "four-tries.svg"), str(changed)]}
 
 
 def test_what_is_missing_is_run_once_collected_and_rendered(tiny, capsys) -> None:
@@ -132,6 +142,19 @@ def test_what_is_missing_is_run_once_collected_and_rendered(tiny, capsys) -> Non
     assert json.loads(tiny.results.read_text().splitlines()[0]) == records[0]
     other = json.loads(tiny.results.read_text().splitlines()[1])
     assert other["test_accuracy"] == records[1]["test_accuracy"]
+
+
+def test_a_dry_run_of_the_published_size_keeps_its_time(tiny, capsys) -> None:
+    """In the list it is the time of the command that is left, which is the one of the published size."""
+    (tiny.root / "map.toml").write_text(MAP.replace('missing = "not run"', 'full = "tiny"\nmissing = "not run"'))
+    (one,) = ask(capsys, "001-figure-1", "--full", "--dry-run", "--store", str(tiny.root / "store"))
+    kept = json.loads((tiny.root / "results" / "estimates.json").read_text())["tiny"]
+    assert kept["1"] == round(one["estimated_seconds"]["tiny"])
+    assert kept["64"] <= kept["2"] <= kept["1"]
+    (_, figure) = ask(capsys)
+    assert (figure["command"], figure["full_seconds"]) == ("hush reproduce 001-figure-1 --full", kept["1"])
+    assert main(["reproduce"]) == 0
+    assert "published size" in capsys.readouterr().out
 
 
 def test_nothing_is_run_twice(tiny, monkeypatch, capsys) -> None:

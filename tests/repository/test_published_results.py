@@ -105,7 +105,7 @@ def test_without_records_the_page_knows_nothing(page: ModuleType, kept: ModuleTy
     assert page.draw_all() == {}
     assert said.count("not run yet") >= sum(len(parts) for parts in page.PARTS.values())
     told = " ".join(said.split())
-    assert "At ε = 1 not known yet (all rates are in for 0 of 6" in told
+    assert "At ε = 1 not known yet; at ε = 10 not known yet." in told
     assert "## DP-SGD on MNIST" not in said
 
 
@@ -183,9 +183,13 @@ def test_a_row_may_lack_a_point(mnist: ModuleType) -> None:
     assert (named["ε published"], named["ε here"]) == ("1", "1.00")
 
 
-def test_a_row_shows_its_interval_its_settings_and_its_times(mnist: ModuleType) -> None:
-    config = {"batch_size": 20, "options": {"momentum": 0.9}}
-    more = {"config": config | {"initialisation": "published"}, "train_seconds": 400.0, "inference_seconds": 1e-5}
+def test_a_row_shows_its_interval_its_settings_and_its_times(
+    mnist: ModuleType, kept: ModuleType, monkeypatch, tmp_path
+) -> None:
+    monkeypatch.setattr(kept, "RESULTS", tmp_path)
+    (tmp_path / "inference.json").write_text(json.dumps({"cpu_seconds": {"mnist-mlp": 0.1, "mnist-lenet": 0.3}}))
+    config = {"batch_size": 20, "options": {"momentum": 0.9}, "problem": "mnist-mlp"}
+    more = {"config": config | {"initialisation": "published"}, "train_seconds": 400.0}
     runs = [run(0.8, config=config, train_seconds=200.0), run(0.9, **more), run(0.85, **more)]
     row = mnist.Row("LeNet", "σ = 1", "90.00", "1", runs, "100", "0.02")
     named = dict(zip(mnist.HEAD, row.cells(), strict=True))
@@ -216,12 +220,44 @@ def test_confusion_is_of_all_seeds(page: ModuleType) -> None:
 
 
 def test_the_published_epsilon_of_the_layer_implies_batches_of_20(page: ModuleType) -> None:
-    """Printed: 1.096 for the CNN, 4.46 for ResNet-18 in batches of 250, both for 100 epochs at σ = 1."""
-    from published.sanitisation import claim
+    """Printed: 1.0 for MNIST, 1.096 for the CNN on CIFAR-10 and 4.46 for ResNet-18 in batches of 250, 100 epochs at
+    σ = 1."""
+    from published.sanitisation import claim, up
 
-    assert claim(50, 20, per_number=False) == pytest.approx(1.096, abs=0.001)
-    assert claim(128, 250, per_number=False) == pytest.approx(4.46, abs=0.005)
-    assert claim(50, 20, per_number=True) > 1000
+    assert claim(20, examples=60_000) == pytest.approx(1.0, abs=0.005)
+    assert claim(20) == pytest.approx(1.096, abs=0.001)
+    assert claim(250) == pytest.approx(4.46, abs=0.005)
+    assert up(claim(20, width=50)) == "> 1 000"
+
+
+def test_a_longer_run_of_a_setting_is_the_one_that_is_drawn(page: ModuleType, kept: ModuleType) -> None:
+    """Not an average of both, cut at the shorter one."""
+    from published.sanitisation import list_panels
+
+    drawn = [runs for *_, settings in list_panels() for runs in settings.values()]
+    best = {"problem": "cifar10-sanitized", "batch_size": 20, "sanitize_scale": "per-number", "epochs": 5}
+    assert kept.pick(kept.read("sanitize-readings"), **best) in drawn
+    assert all(len({len(run["curve"]) for run in runs}) == 1 for runs in drawn)
+    assert all(len(settings) <= 7 for *_, settings in list_panels())  # colours repeat, and one is the published line
+
+
+def test_an_epsilon_that_was_not_recorded_is_that_of_the_same_steps(page: ModuleType, kept: ModuleType) -> None:
+    from published.pictures import find_epsilon
+
+    run = kept.read("mnist-dpsgd")[0]
+    known = [point for point in run["curve"] if point["epsilon"] is not None]
+    assert len(known) < len(run["curve"])
+    for point in (known[0], known[-1]):
+        assert find_epsilon(run, point | {"epsilon": None}) == pytest.approx(point["epsilon"], abs=1e-5)
+
+
+def test_static_and_adaptive_clips_are_compared_with_their_own_figure(page: ModuleType) -> None:
+    from published.sanitisation import list_reached, list_summary
+
+    static, adaptive = (list_reached("cifar10-sanitized", "published", adaptive=kind) for kind in (False, True))
+    assert max(map(max, static.values())) < max(map(max, adaptive.values()))
+    shown = [row[1:3] for row in list_summary() if row[0] == "CIFAR-10, CNN"]
+    assert shown == [("static", "60"), ("adaptive", "61")]
 
 
 def test_both_readings_of_the_noise_are_side_by_side(page: ModuleType, kept: ModuleType, monkeypatch, tmp_path) -> None:

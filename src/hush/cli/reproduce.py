@@ -81,6 +81,7 @@ def _answer(found: list[dict[str, Any]], as_json: bool) -> None:
 
     for one in found:
         time = "" if one["seconds"] is None else f", {format_duration(one['seconds'])} on one core"
+        time += f", published size {format_duration(one['full_seconds'])}" if one["full_seconds"] else ""
         runs = f", {one['runs']} of {one['planned']} runs" if one["planned"] else ""
         show(f"{one['name']}: {one['item']}, {one['shows']}")
         reason = f" ({one['reason']})" if one["reason"] else ""
