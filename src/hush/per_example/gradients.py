@@ -62,6 +62,7 @@ __all__ = [
     "average_rows",
     "check_model",
     "explain",
+    "list_kinds",
     "microbatch_scope",
     "per_example_gradients",
     "to_group_norm",
@@ -284,12 +285,26 @@ def explain(model: nn.Module, losses: Losses, batch: Any) -> GradientPaths:
         warnings.simplefilter("ignore", GradientWarning)
         _decide_as_a_run(copied, losses, batch)
         times, memory = _measure_gradients(copied, losses, batch)
-    verdict = verdict_of(copied, losses)
-    rows = {n: m for n, m in copied.named_modules() if next(m.parameters(recurse=False), None) is not None}
-    paths = [_find_path(name, rows, verdict) for name in rows]
+    paths = _list_paths(copied, verdict_of(copied, losses))
     return GradientPaths(
         replace(path, time=times.get(path.module, 0.0), memory=memory.get(path.module, 0.0)) for path in paths
     )
+
+
+def list_kinds(model: nn.Module, losses: Losses) -> dict[str, list[str]]:
+    """The kinds of modules that take each gradient path, as far as earlier recordings decided it: by synthetic inputs
+    if no other were recorded."""
+    while isinstance(losses, (Augmented, CheckedLosses)):
+        losses = losses.losses
+    verdict, found = verdict_of(model, losses), dict[str, set[str]]()
+    for path in _list_paths(model, verdict) if verdict.checked else ():
+        found.setdefault(path.path, set()).add(path.kind)
+    return {path: sorted(kinds) for path, kinds in found.items()}
+
+
+def _list_paths(model: nn.Module, verdict: EngineChoice) -> list[GradientPath]:
+    rows = {n: m for n, m in model.named_modules() if next(m.parameters(recurse=False), None) is not None}
+    return [_find_path(name, rows, verdict) for name in rows]
 
 
 def _decide_as_a_run(model: nn.Module, losses: Losses, batch: Any) -> None:
