@@ -182,6 +182,7 @@ LAYERS = {
     ),
     "cross attention": (Cross, sequence(3, 4)),
     "cross attention, own widths": (lambda: Cross(kdim=4, vdim=4), sequence(3, 4)),
+    "cross attention, biases": (lambda: Cross(add_bias_kv=True, add_zero_attn=True), sequence(3, 4)),
     "lstm": (lambda: First(nn.LSTM(3, 4, 2, batch_first=True, bidirectional=True, dropout=0.3)), sequence(4, 3)),
     "lstm, projected": (lambda: First(nn.LSTM(3, 4, proj_size=2, batch_first=True)), sequence(4, 3)),
     "gru": (lambda: First(nn.GRU(3, 4, 2, batch_first=True, dropout=0.3)), sequence(4, 3)),

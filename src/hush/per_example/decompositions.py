@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from torch.overrides import TorchFunctionMode
 
-from hush.per_example.rules import NoLayerRule
+from hush.per_example.linear import linear
+from hush.per_example.rules import NoLayerRule, TrackedParameter, handles
 
 
 def find_substitutes(modules: Iterable[nn.Module]) -> dict[nn.Module, Callable[..., Any]]:
@@ -98,16 +99,22 @@ def attend(
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Multi-head attention with the examples first (Vaswani et al. 2017, "Attention is all you need")."""
-    if query.dim() != 3 or m.bias_k is not None or m.add_zero_attn:
+    if query.dim() != 3:
         return type(m).forward(
             m, query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
         )
     same = query is key and key is value
     if not m.batch_first:
         query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-    each = _project(m, query, key, value, same)
+    each, mask = _project(m, query, key, value, same), _merge_masks(m, key_padding_mask, attn_mask, query)
+    more, n = (m.bias_k is not None) + m.add_zero_attn, len(query)
+    if m.bias_k is not None and m.bias_v is not None:
+        biases = (m.bias_k.expand(n, 1, -1), m.bias_v.expand(n, 1, -1))
+        each = (each[0], *(torch.cat([x, own], 1) for x, own in zip(each[1:], biases, strict=True)))
+    if m.add_zero_attn:
+        each = (each[0], *(F.pad(x, (0, 0, 0, 1)) for x in each[1:]))
+    mask = F.pad(mask, (0, more)) if mask is not None and more else mask
     heads = [x.reshape(*x.shape[:2], m.num_heads, m.head_dim).transpose(1, 2) for x in each]
-    mask = _merge_masks(m, key_padding_mask, attn_mask, query)
     dropout = m.dropout if m.training else 0.0
     weights: Tensor | None = None
     if need_weights or dropout or torch._C._functorch.peek_interpreter_stack() is not None:
@@ -144,6 +151,25 @@ def _tanh_cell(gates: Tensor, state: tuple[Tensor, ...], recurrent: Tensor) -> t
 
 
 _CELLS = {"LSTM": _lstm_cell, "GRU": _gru_cell, "RNN_TANH": _tanh_cell, "RNN_RELU": _relu_cell}
+
+
+def _make_cell(mode: str) -> Callable[..., Any]:
+    def forward(x: Tensor, state: Any, w: Any, recurrent: Any, b: Any = None, own: Any = None) -> Any:
+        """One step of a recurrent cell, as two linear layers."""
+        states: tuple[Tensor, ...] = tuple(state) if isinstance(state, (tuple, list)) else (state,)
+        found = _CELLS[mode](_apply_linear(x, w, b), states, _apply_linear(states[0], recurrent, own))
+        return found if mode == "LSTM" else found[0]
+
+    return forward
+
+
+def _apply_linear(x: Tensor, weight: Any, bias: Any) -> Tensor:
+    tracked = isinstance(weight, TrackedParameter) or isinstance(bias, TrackedParameter)
+    return linear(x, weight, bias) if tracked else F.linear(x, weight, bias)
+
+
+for _mode, _name in zip(_CELLS, ("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"), strict=True):
+    handles(getattr(torch, _name))(_make_cell(_mode))
 
 _PACK: Any = torch._C._VariableFunctions._pack_padded_sequence
 _PAD: Any = torch._C._VariableFunctions._pad_packed_sequence

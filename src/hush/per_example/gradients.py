@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from hush._internal.tensors import Losses, trainable
 from hush._internal.validate import choice
 from hush.data_source import to_each
-from hush.errors import ExamplesNotIndependent, InvalidInputError, UnsupportedModelError
+from hush.errors import ExamplesNotIndependent, HushError, InvalidInputError, UnsupportedModelError
 from hush.per_example.augmentation import Augmented, Point, average_rows, read_batch_size
 from hush.per_example.bookkeeping import BookkeepingGradients, record_book_keeping
 from hush.per_example.engine import (
@@ -38,7 +38,7 @@ from hush.per_example.engine import (
 from hush.per_example.functional import record_functional, record_one_by_one, recording
 from hush.per_example.isolation import EngineComparison, keeping_generator
 from hush.per_example.model_checks import ModelStateGuard, check_model, to_group_norm
-from hush.per_example.model_rng import NotPerExample, drawing, draws_shared, probe_rng
+from hush.per_example.model_rng import NotPerExample, drawing, draws_shared, model_randomness, probe_rng
 from hush.per_example.reads import Read, ReadChecks, ReadLog, checking_reads, current_checks, logging_to, watching_reads
 from hush.per_example.result import (
     EmptyGradients,
@@ -50,6 +50,7 @@ from hush.per_example.result import (
 )
 from hush.per_example.rounding import exact_products
 from hush.per_example.rules import NoLayerRule
+from hush.randomness import Secret, streams
 
 __all__ = [
     "Augmented",
@@ -308,15 +309,28 @@ def _list_paths(model: nn.Module, verdict: EngineChoice) -> list[GradientPath]:
 
 
 def _decide_as_a_run(model: nn.Module, losses: Losses, batch: Any) -> None:
-    """Choose the engine as a run does: with the checks of what the model reads, on small and large inputs, and with an
-    empty row once it reads."""
+    """Choose the engine as a run does: with the checks of what the model reads, on small and large inputs, with the
+    model's random numbers by place, and with an empty row once it reads."""
     checks = ReadChecks(deciding=True)
     with checking_reads(checks):
         for factor in (1.0, 1.0, 1e4):
             content = to_each(lambda t, f=factor: t * f if t.is_floating_point() else t, batch)
-            if checks.found:
+            added = checks.found
+            if added:
                 content = to_each(lambda t: torch.cat([t, torch.zeros_like(t[:1])]), content)
-            per_example_gradients(model, losses, content)
+            places, device = torch.arange(read_batch_size(content)), next(model.parameters()).device
+            try:
+                with model_randomness(Secret.from_seed(0, streams.BATCH_EFFECT), 0, places, device):
+                    per_example_gradients(model, losses, content)
+            except Exception as error:
+                if isinstance(error, HushError) or not added:
+                    raise
+                raise UnsupportedModelError(
+                    f"the model reads values of its batch into Python, and raises {type(error).__name__} "
+                    f"('{str(error).partition(chr(10))[0][:200]}') for a batch with a row of zeros, which every chunk "
+                    "of a run then has: let it accept such a row, or compute with tensors (torch.where) instead of "
+                    "Python's if, item and masks"
+                ) from error
 
 
 def _measure_gradients(model: nn.Module, losses: Losses, batch: Any) -> tuple[dict[str, float], dict[str, float]]:

@@ -54,8 +54,14 @@ class NoLayerRule(Exception):
         self.why = why
 
 
-NO_RULE = "'{}' of a parameter has no book-keeping rule: use a layer of torch.nn, or give it a small module of its own"
-NOT_FIRST = "the examples are not in the first dimension of {}: put them there (batch_first=True, no transpose before)"
+NO_RULE = (
+    "'{}' of a parameter has no book-keeping rule: write it with products of matrices, sums or layers of torch.nn, or "
+    "move it to a small module, so that only that module is slow"
+)
+NOT_FIRST = (
+    "the examples are not in the first dimension of {}: put them there (batch_first=True, no transpose before, no "
+    "selection of positions across examples)"
+)
 
 Known = dict[str, list[list[bool]]]
 """By module or parameter, for each of its calls: which inputs hold the examples."""
