@@ -152,7 +152,7 @@ def configure(family: str) -> Any:
     """A small configuration of the family; raises if there is none."""
     kind = CONFIG_MAPPING[family]
     usual = kind()
-    given = {key: value for key, value in SMALL.items() if hasattr(usual, key)}
+    given = {key: value for key, value in SMALL.items() if _is_like(getattr(usual, key, None), value)}
     if family == "perceiver":
         given |= {"num_cross_attention_heads": 4, "num_self_attention_heads": 4}
     for key, value in usual.to_dict().items():
@@ -164,9 +164,15 @@ def configure(family: str) -> Any:
     for part in ("vision_config", "text_config"):
         if hasattr(usual, part) and not isinstance(getattr(usual, part), dict):
             own = getattr(usual, part)
-            given[part] = {key: value for key, value in SMALL.items() if hasattr(own, key) and key != "head_dim"}
+            small = {key: value for key, value in SMALL.items() if _is_like(getattr(own, key, None), value)}
+            given[part] = {key: value for key, value in small.items() if key != "head_dim"}
     given |= OWN.get(family, {})
     return kind(**{key: value for key, value in given.items() if value is not None})
+
+
+def _is_like(usual: Any, value: Any) -> bool:
+    """Whether a setting exists, and is a list if this value is one."""
+    return usual is not None and isinstance(usual, (list, tuple)) == isinstance(value, list)
 
 
 def build(owner: Any, family: str) -> nn.Module:

@@ -142,9 +142,10 @@ class Computed(Entry):
         if not self.terms:
             return
         n, roots = self.session.n, list(self.session.roots)
-        rows = self.terms[0].rows(0, n)
-        for term in self.terms[1:]:
-            rows = rows + term.rows(0, n)
+        with torch.no_grad():  # terms may hold inputs that require a gradient
+            rows = self.terms[0].rows(0, n)
+            for term in self.terms[1:]:
+                rows = rows + term.rows(0, n)
         inputs = [root.source for root in roots]
         grad: Any = torch.autograd.grad
         try:
