@@ -18,8 +18,10 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from hush.accounting.guarantee import SECRET_SEED
+from hush.checkpointing import Checkpoints
 from hush.errors import InvalidInputError, RunStateError, UnsupportedModelError
 from hush.methods import make_plan
+from hush.per_example.result import GradientWarning
 from hush.randomness import Secret
 from replay import recorded, sensitivities
 
@@ -319,6 +321,30 @@ class TestArtefact:
         page = (tmp_path / "out" / "PRIVACY.md").read_text()
         assert "(epsilon, here 7.44)" in page
         assert "Proven: what the released files can reveal" in page
+
+    def test_the_card_has_the_gradient_paths_also_of_a_run_that_is_resumed_to_be_released(self, tmp_path):
+        class Distances(nn.Linear):
+            def forward(self, x):
+                return -torch.cdist(x, self.weight)
+
+        def begin():
+            return plan(epochs=None).start(nn.Sequential(mlp(), Distances(3, 3, bias=False)), losses, data())
+
+        def release(run, name):
+            return json.loads((run.release(tmp_path / name) / "privacy.json").read_text())["gradients"]
+
+        assert release(begin(), "none") == {}
+        run, kept = begin(), Checkpoints(tmp_path / "private")
+        kept.begin(run)
+        with pytest.warns(GradientWarning):
+            run.step(run.batch(0))
+        kept.save(run)
+        kept.close()
+        paths = release(run, "first")
+        assert paths == {"book-keeping": ["Linear"], "torch.func": ["Distances"]}
+        again = begin()
+        kept.restore(again, kept.newest().saved)
+        assert release(again, "second") == paths
 
     def test_nothing_private_is_in_it(self, tmp_path):
         secret = Secret.from_seed(12345678)

@@ -41,6 +41,7 @@ from hush.per_example.chunks import (
 )
 from hush.per_example.engine import SpotChecks, count_spot_checks
 from hush.per_example.functional import ModelParts, keeping_parts
+from hush.per_example.gradients import list_kinds
 from hush.per_example.model_checks import ModelStateGuard, check_model, is_known_separate
 from hush.per_example.model_rng import model_randomness
 from hush.per_example.reads import ReadChecks, checking_reads
@@ -76,6 +77,7 @@ class Aggregator:
         self.losses, self.microbatch = losses, microbatch
         self.rows = ranks.broadcast(find_rows(plan, model, source, microbatch))  # of a chunk
         self.checked = 0  # number of inputs compared by the check of the arithmetic; 0 if it was not made
+        self.paths: dict[str, list[str]] = {}  # the kinds of modules by gradient path, once that is known
         self._plan, self._query, self._model, self._params = plan, query, model, params
         self._rigorous = is_rigorous(plan)
         self._source, self._units, self._ranks = source, as_units(source), ranks
@@ -151,6 +153,7 @@ class Aggregator:
         _keep_freed_memory()
         with self._untouched.during_forward(complete=True), self._kernels(), self._keeping_parts():
             found = self.check_start(public)
+            self.paths = self.paths or list_kinds(self._model, self.losses)  # no data was read yet, so this is public
         self.checked, self._started = self.checked or found, True
 
     def check_start(self, public: State) -> int:

@@ -547,7 +547,7 @@ def _promise_nothing(plan: Plan) -> Guarantee:
 # The privacy card: what is published about a run.
 
 NOTHING_AGAIN = ReplayHistory()
-LATER = ("dataset", "date", "digests", "own_digest")  # entries added to a card when it is released
+LATER = ("gradients", "dataset", "date", "digests", "own_digest")  # entries added to a card when it is released
 
 
 def make_card(

@@ -420,7 +420,7 @@ class Run:
         card = make_card(
             self.stated(), steps_taken=taken, history=history, coordinates=self.coordinates, metrics=metrics
         )
-        return {**card, "dataset": dataset, "date": date.today().isoformat()}
+        return {**card, "gradients": self._summing.paths, "dataset": dataset, "date": date.today().isoformat()}
 
     def state(self) -> State:
         """Everything needed to continue the run, including private parts and the secret; views, not copies.
@@ -437,6 +437,7 @@ class Run:
             "world": self.ranks.world,
             "checked": self._summing.checked,
             "isolated": self._summing.isolated,
+            "paths": self._summing.paths,
             "params": {name: p.detach() for name, p in self._params.items()},
             "buffers": {name: b.detach() for name, b in self.model.named_buffers()},
             "rule": self._optimizer_state,
@@ -474,6 +475,7 @@ class Run:
         self._summing.restore(
             state["microbatch"], state["chunk_rows"], state["checked"], begun=begun, isolated=isolated
         )
+        self._summing.paths = state.get("paths", {})
 
     @property
     def losses(self) -> Losses:

@@ -1,7 +1,12 @@
-"""Models of transformers, and LoRA by peft, have exact per-example gradients on the fast path."""
+"""Models of transformers, and LoRA by peft, have exact per-example gradients on the fast path.
+
+For a longer search over masks, lengths and options: ``HUSH_SEARCH=200 pytest PATH``.
+"""
 
 from __future__ import annotations
 
+import os
+import random
 import runpy
 import warnings
 from importlib.metadata import version
@@ -169,6 +174,83 @@ def test_without_an_empty_row_one_padded_example_stops_the_run(monkeypatch):
     sum_others("BERT", "rigorous", padded=True)  # as a batch of empty rows, which are padded
     with pytest.raises(ExamplesNotIndependent):
         sum_others("BERT", "rigorous", padded=False)
+
+
+SEARCHES = int(os.environ.get("HUSH_SEARCH", "7"))
+NEIGHBOURS = 12
+FAMILIES = [name for name in lm.TARGETS if name != "ViT"]
+
+
+def draw_mask(draw, length):
+    """A mask with padding on the right, on the left, anywhere, nowhere or everywhere."""
+    kind, kept = draw.choice(["right", "left", "anywhere", "nowhere", "everywhere"]), draw.randrange(1, length + 1)
+    if kind == "anywhere":
+        return torch.tensor([draw.randrange(2) for _ in range(length)])
+    kept = {"nowhere": length, "everywhere": 0}.get(kind, kept)
+    mask = (torch.arange(length) < kept).long()
+    return mask.flip(0) if kind == "left" else mask
+
+
+class Rows:
+    """A source whose examples can be changed."""
+
+    def __init__(self, *tensors):
+        self.tensors = tensors
+
+    def __len__(self):
+        return len(self.tensors[0])
+
+    def take(self, indices):
+        return tuple(t[indices] for t in self.tensors)
+
+
+def search(seed):
+    """How far the sum of the others moves, for random examples in the place of one: the plan, the distances, and that
+    of an example that counts. The other examples, the model and its options are random as well."""
+    draw = random.Random(seed)
+    name, n, length = FAMILIES[seed % len(FAMILIES)], draw.randrange(3, 10), draw.choice([5, 8, 16])
+    arithmetic, way = draw.choice(["rigorous", "rigorous", "fast"]), draw.choice(["all", "adapters", "head"])
+    options = {"attn_implementation": draw.choice(["eager", "sdpa"]), "use_cache": draw.random() < 0.5}
+    model = lm.make(name, length=length, **options).train()
+    if draw.random() < 0.25:
+        model.get_submodule("encoder" if name == "T5 encoder" else "").gradient_checkpointing_enable(
+            gradient_checkpointing_kwargs={"use_reentrant": False}
+        )
+    model = lm.adapt(name, model) if way == "adapters" else lm.freeze(model) if way == "head" else model
+    _, mask, labels = lm.batch(name, n, length=length)
+    for row in range(n):
+        mask[row] = draw_mask(draw, length)
+    one, counts = draw.randrange(n), torch.ones(n)
+    mask[one] = 1
+    tokens = torch.randint(2, lm.WORDS, (n, length), generator=torch.Generator().manual_seed(seed)) * mask
+    settings = {"noise_multiplier": 1.0, "clip": 1.0, "arithmetic": arithmetic, "accept_claimed": True}
+    plan = make_plan("dp-sgd", examples=n, batch_size=n, sample_rate=1.0, steps=500, **settings)
+    run = plan.start(model, weighted, Rows(tokens, mask, labels, counts), secret=seed)
+
+    def total(rows):
+        with torch.no_grad():
+            sums = run._summing.sum_batch(run.secret, 3, torch.tensor(rows), run._public)
+        return plan.query.finish(sums, run._public, run._private)[0]["gradient"]
+
+    others = [row for row in range(n) if row != one]
+    whole = [*others, one]  # examples draw by their place in the batch
+    with_it = total(whole)
+    counts[one] = 0.0
+    first, moved = total(others if arithmetic == "rigorous" else whole), []
+    for _ in range(NEIGHBOURS):
+        mask[one] = draw_mask(draw, length)
+        tokens[one] = torch.tensor([draw.randrange(2, lm.WORDS) for _ in range(length)]) * mask[one]
+        moved.append(distance(first, total(whole)))
+    return plan, moved, distance(first, with_it)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::hush.per_example.result.GradientWarning")
+@pytest.mark.parametrize("seed", range(SEARCHES))
+def test_no_mask_length_or_option_moves_the_sum_of_the_others_by_more_than_is_charged(seed):
+    plan, moved, counted = search(seed)
+    assert len(moved) == NEIGHBOURS
+    assert max(moved) <= plan.charge < 0.1 < counted
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 from torch.profiler import ProfilerActivity, profile
 
 from hush.datasets.models import VAE, lenet5, mlp, p1, p2, vae_losses
@@ -174,6 +175,10 @@ LAYERS = {
     "twice": (Twice, sequence(4, 3, 3)),
     "bare": (Bare, sequence(4, 3)),
     "conv, circular": (lambda: nn.Conv1d(3, 4, 3, padding=1, padding_mode="circular"), sequence(3, 6)),
+    "conv, weight norm": (
+        lambda: nn.Sequential(nn.Conv1d(3, 16, 1), weight_norm(nn.Conv1d(16, 16, 8, padding=4, groups=2)), nn.GELU()),
+        sequence(3, 9),
+    ),
     "conv, same": (lambda: nn.Conv2d(3, 4, (2, 3), padding="same"), sequence(3, 5, 4)),
     "encoder layer": (lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.1, batch_first=True), sequence(3, 4)),
     "encoder layer, norm first": (
@@ -182,6 +187,7 @@ LAYERS = {
     ),
     "cross attention": (Cross, sequence(3, 4)),
     "cross attention, own widths": (lambda: Cross(kdim=4, vdim=4), sequence(3, 4)),
+    "cross attention, biases": (lambda: Cross(add_bias_kv=True, add_zero_attn=True), sequence(3, 4)),
     "lstm": (lambda: First(nn.LSTM(3, 4, 2, batch_first=True, bidirectional=True, dropout=0.3)), sequence(4, 3)),
     "lstm, projected": (lambda: First(nn.LSTM(3, 4, proj_size=2, batch_first=True)), sequence(4, 3)),
     "gru": (lambda: First(nn.GRU(3, 4, 2, batch_first=True, dropout=0.3)), sequence(4, 3)),

@@ -134,7 +134,9 @@ def test_the_guarantee_the_plan_and_what_was_spent_are_on_both(run: Path) -> Non
     for page in (make_released_page(run), make_private_page(run)):
         assert page is not None
         assert page.findings[0] == card["guarantee"]["sentence"]
-        assert ("query clip", "1") in [(row.cells[0].text, row.cells[1].text) for row in page.table]
+        rows = [(row.cells[0].text, row.cells[1].text) for row in page.table]
+        assert ("query clip", "1") in rows
+        assert ("per-example gradients", "book-keeping: Linear") in rows
         spending = next(section for section in page.sections if section.id == "spending").charts[0]
         assert spending.rows[-1][0] == card["steps_taken"]
         assert spending.rows[-1][2] == pytest.approx(card["guarantee"]["epsilon"], rel=1e-6)
@@ -164,6 +166,7 @@ def test_a_hostile_card_is_text_or_refused(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run / "release", tmp_path / "release")
     card = json.loads((tmp_path / "release" / "privacy.json").read_bytes())
     card |= {"dataset": "</title><script>alert(1)</script>", "private_metrics": {"figures": 3}, "accounting": []}
+    card |= {"gradients": {"<script>alert": [3, None], "frozen": 2}}
     (tmp_path / "release" / "privacy.json").write_text(json.dumps(card))
     text = render_report(make_released_page(tmp_path))
     assert "<script>alert" not in text

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 import hush.per_example.embedding
@@ -25,7 +26,7 @@ import hush.per_example.norm  # noqa: F401  (registers its rules)
 from hush._internal.tensors import Losses, Named, check_losses
 from hush.errors import HushError
 from hush.per_example.augmentation import Point, make_rewinder
-from hush.per_example.decompositions import replacing_forwards
+from hush.per_example.decompositions import PaddedRows, replacing_forwards
 from hush.per_example.functional import ModelParts, compute_gradients, parts_of, recording, refuse_unseen
 from hush.per_example.linear import align_frozen
 from hush.per_example.model_rng import NotPerExample, drawing
@@ -221,7 +222,7 @@ def _call_mapped(
     leaves = {name: _make_leaf(entry) for name, entry in watched.items()}
     flat, spec = pytree.tree_flatten((args, kwargs))
     batched = [isinstance(v, Tensor) and v.dim() > 0 and v.shape[0] == session.n for v in flat]
-    if not any(batched):
+    if not any(batched) or any(isinstance(v, (PaddedRows, PackedSequence)) for v in flat):
         raise NoLayerRule([entry.name for entry in watched.values()], NOT_FIRST.format("any input of the module"))
     if call == len(known):
         known.append(batched)

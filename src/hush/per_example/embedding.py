@@ -111,6 +111,38 @@ def embedding(
     return TrackedParameter.of(SharedLookup.of(entry, input, padding))
 
 
+@handles(F.embedding_bag)
+def embedding_bag(
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """The sum, mean or maximum of the embeddings of each example's tokens."""
+    if max_norm is not None or scale_grad_by_freq or offsets is not None or input.dim() != 2:
+        raise refuse(
+            "an embedding bag has a book-keeping rule without max_norm, scale_grad_by_freq and offsets only: give it "
+            "a matrix with a row of tokens for each example, and padding_idx",
+            weight,
+        )
+    padding = None if padding_idx is None else padding_idx % weight.shape[0]
+    rows = apply_layer(_Embedding, input, (weight,), padding)
+    left = torch.zeros_like(input, dtype=torch.bool) if padding is None else input == padding
+    if mode == "max":
+        largest = rows.masked_fill(left[:, :, None], -torch.inf).amax(1)
+        return largest.masked_fill(left.all(1, keepdim=True), 0)
+    rows = rows if per_sample_weights is None else rows * per_sample_weights[:, :, None]
+    total = rows.masked_fill(left[:, :, None], 0).sum(1)
+    return total if mode == "sum" else total / (~left).sum(1, keepdim=True).clamp(min=1)
+
+
 @dataclass(eq=False)
 class SharedLookup(Entry):
     """The embeddings of tokens that all examples share, such as those of positions: a parameter of each example, whose

@@ -28,7 +28,7 @@ from hush._internal.tensors import Losses, Named, check_losses, trainable
 from hush.data_source import tensors_of, to_each
 from hush.errors import UnsupportedModelError
 from hush.per_example.augmentation import Point, make_rewinder
-from hush.per_example.decompositions import find_substitutes, replacing_forwards
+from hush.per_example.decompositions import find_substitutes, padding, replacing_forwards
 from hush.per_example.model_rng import computing_again, drawing, drawing_only, is_by_place
 from hush.per_example.reads import differentiate
 from hush.per_example.result import MaterializedGradients
@@ -43,11 +43,13 @@ _DOUBLE = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
 
 
 @contextmanager
-def recording(model: nn.Module, others: Mapping[int, Any]) -> Iterator[None]:
+def recording(model: nn.Module, others: Mapping[int, Any], *, alone: bool = False) -> Iterator[None]:
     """The model as an engine runs it: ``others`` replace its parameters (by id), the forwards are those of
-    :mod:`hush.per_example.decompositions`, and nothing is compiled."""
+    :mod:`hush.per_example.decompositions`, and nothing is compiled; sequences are packed only if an example is
+    ``alone``."""
     parts = parts_of(model)
-    with _without_compiling(), replacing_forwards(parts.substitutes), _swapping(parts, others):
+    ours = parts.substitutes
+    with _without_compiling(), replacing_forwards(ours), padding(ours, alone), _swapping(parts, others):
         yield
 
 
@@ -525,7 +527,7 @@ def record_one_by_one(
             if is_by_place():
                 rewind()
             single = to_each(lambda t, i=i: t[i : i + 1].clone(), seen)
-            with torch.enable_grad(), recording(model, places), drawing_only(torch.tensor([i])):
+            with torch.enable_grad(), recording(model, places, alone=True), drawing_only(torch.tensor([i])):
                 with drawing(again=True):
                     loss = losses(model, single)
                 check_losses(loss, 1)

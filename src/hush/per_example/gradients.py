@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from hush._internal.tensors import Losses, trainable
 from hush._internal.validate import choice
 from hush.data_source import to_each
-from hush.errors import ExamplesNotIndependent, InvalidInputError, UnsupportedModelError
+from hush.errors import ExamplesNotIndependent, HushError, InvalidInputError, UnsupportedModelError
 from hush.per_example.augmentation import Augmented, Point, average_rows, read_batch_size
 from hush.per_example.bookkeeping import BookkeepingGradients, record_book_keeping
 from hush.per_example.engine import (
@@ -38,7 +38,7 @@ from hush.per_example.engine import (
 from hush.per_example.functional import record_functional, record_one_by_one, recording
 from hush.per_example.isolation import EngineComparison, keeping_generator
 from hush.per_example.model_checks import ModelStateGuard, check_model, to_group_norm
-from hush.per_example.model_rng import NotPerExample, drawing, draws_shared, probe_rng
+from hush.per_example.model_rng import NotPerExample, drawing, draws_shared, model_randomness, probe_rng
 from hush.per_example.reads import Read, ReadChecks, ReadLog, checking_reads, current_checks, logging_to, watching_reads
 from hush.per_example.result import (
     EmptyGradients,
@@ -50,6 +50,7 @@ from hush.per_example.result import (
 )
 from hush.per_example.rounding import exact_products
 from hush.per_example.rules import NoLayerRule
+from hush.randomness import Secret, streams
 
 __all__ = [
     "Augmented",
@@ -62,6 +63,7 @@ __all__ = [
     "average_rows",
     "check_model",
     "explain",
+    "list_kinds",
     "microbatch_scope",
     "per_example_gradients",
     "to_group_norm",
@@ -284,24 +286,51 @@ def explain(model: nn.Module, losses: Losses, batch: Any) -> GradientPaths:
         warnings.simplefilter("ignore", GradientWarning)
         _decide_as_a_run(copied, losses, batch)
         times, memory = _measure_gradients(copied, losses, batch)
-    verdict = verdict_of(copied, losses)
-    rows = {n: m for n, m in copied.named_modules() if next(m.parameters(recurse=False), None) is not None}
-    paths = [_find_path(name, rows, verdict) for name in rows]
+    paths = _list_paths(copied, verdict_of(copied, losses))
     return GradientPaths(
         replace(path, time=times.get(path.module, 0.0), memory=memory.get(path.module, 0.0)) for path in paths
     )
 
 
+def list_kinds(model: nn.Module, losses: Losses) -> dict[str, list[str]]:
+    """The kinds of modules that take each gradient path, as far as earlier recordings decided it: by synthetic inputs
+    if no other were recorded."""
+    while isinstance(losses, (Augmented, CheckedLosses)):
+        losses = losses.losses
+    verdict, found = verdict_of(model, losses), dict[str, set[str]]()
+    for path in _list_paths(model, verdict) if verdict.checked else ():
+        found.setdefault(path.path, set()).add(path.kind)
+    return {path: sorted(kinds) for path, kinds in found.items()}
+
+
+def _list_paths(model: nn.Module, verdict: EngineChoice) -> list[GradientPath]:
+    rows = {n: m for n, m in model.named_modules() if next(m.parameters(recurse=False), None) is not None}
+    return [_find_path(name, rows, verdict) for name in rows]
+
+
 def _decide_as_a_run(model: nn.Module, losses: Losses, batch: Any) -> None:
-    """Choose the engine as a run does: with the checks of what the model reads, on small and large inputs, and with an
-    empty row once it reads."""
+    """Choose the engine as a run does: with the checks of what the model reads, on small and large inputs, with the
+    model's random numbers by place, and with an empty row once it reads."""
     checks = ReadChecks(deciding=True)
     with checking_reads(checks):
         for factor in (1.0, 1.0, 1e4):
             content = to_each(lambda t, f=factor: t * f if t.is_floating_point() else t, batch)
-            if checks.found:
+            added = checks.found
+            if added:
                 content = to_each(lambda t: torch.cat([t, torch.zeros_like(t[:1])]), content)
-            per_example_gradients(model, losses, content)
+            places, device = torch.arange(read_batch_size(content)), next(model.parameters()).device
+            try:
+                with model_randomness(Secret.from_seed(0, streams.BATCH_EFFECT), 0, places, device):
+                    per_example_gradients(model, losses, content)
+            except Exception as error:
+                if isinstance(error, HushError) or not added:
+                    raise
+                raise UnsupportedModelError(
+                    f"the model reads values of its batch into Python, and raises {type(error).__name__} "
+                    f"('{str(error).partition(chr(10))[0][:200]}') for a batch with a row of zeros, which every chunk "
+                    "of a run then has: let it accept such a row, or compute with tensors (torch.where) instead of "
+                    "Python's if, item and masks"
+                ) from error
 
 
 def _measure_gradients(model: nn.Module, losses: Losses, batch: Any) -> tuple[dict[str, float], dict[str, float]]:

@@ -297,6 +297,25 @@ def _spell_out(equation: str, given: Sequence[Any]) -> str:
     return equation.replace("...", "".join(unused[: max(counts, default=0)]))
 
 
+@handles(torch.prelu, Tensor.prelu)
+def prelu(input: Tensor, weight: Any) -> Tensor:
+    """A slope for each channel where the input is negative."""
+    own = expand_per_example(input, weight, whole=True)
+    return torch.where(input > 0, input, input * own.reshape(len(own), *[-1, 1, 1, 1][: input.dim() - 1]))
+
+
+@handles(F.bilinear)
+def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Tensor:
+    """x₁ᵀ W x₂ + b, with a copy of the parameters for every example."""
+    if any(isinstance(x, TrackedParameter) for x in (input1, input2)):
+        raise refuse("'bilinear' of parameters has no book-keeping rule", input1, input2)
+    given = (weight, bias) if bias is not None else (weight,)
+    own = [expand_per_example(input1, p, whole=True) if isinstance(p, TrackedParameter) else p[None] for p in given]
+    whole = own[0].expand(len(input1), *own[0].shape[1:])
+    out = torch.einsum("n...i,noij,n...j->n...o", input1, whole, input2)
+    return out if bias is None else out + own[1].view(len(own[1]), *[1] * (out.dim() - 2), -1)
+
+
 @handles(F.scaled_dot_product_attention)
 def attend_to(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **options: Any) -> Tensor:
     """Attention with a mask that is learned, such as a bias by relative position."""

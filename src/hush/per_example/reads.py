@@ -238,6 +238,7 @@ SIZES = frozenset(
 )
 """Functions that take sizes, which may be tensors."""
 
+_PACK: Any = torch._C._VariableFunctions._pack_padded_sequence  # reads no lengths where a recording replaces it
 _SLICED = (Tensor.__getitem__, Tensor.__setitem__)  # x[:t] reads t inside the call
 _ONE_HOT = torch.nn.functional.one_hot
 
@@ -302,13 +303,15 @@ class _Functions(TorchFunctionMode):
             self._note_masks(name, args, kwargs)
         elif func in INDEXED:
             self._note_index(name, args, kwargs)
-        elif func in SIZES:
+        elif func in SIZES and func is not _PACK:
             self._note_sizes(name, args, kwargs)
         outer, self.log.within = self.log.within, func not in _SLICED
         try:
             found = func(*args, **kwargs)
         finally:
             self.log.within = outer
+        if func is _PACK and isinstance(found[0], Tensor):
+            self._note_sizes(name, args, kwargs)
         if func in VALUES:
             # a read-only copy: numpy shares the tensor's memory, and would show later writes
             if isinstance(found, np.ndarray):

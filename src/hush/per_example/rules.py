@@ -54,8 +54,14 @@ class NoLayerRule(Exception):
         self.why = why
 
 
-NO_RULE = "'{}' of a parameter has no book-keeping rule: use a layer of torch.nn, or give it a small module of its own"
-NOT_FIRST = "the examples are not in the first dimension of {}: put them there (batch_first=True, no transpose before)"
+NO_RULE = (
+    "'{}' of a parameter has no book-keeping rule: write it with products of matrices, sums or layers of torch.nn, or "
+    "move it to a small module, so that only that module is slow"
+)
+NOT_FIRST = (
+    "the examples are not in the first dimension of {}: put them there (batch_first=True, no transpose before, no "
+    "selection of positions across examples)"
+)
 
 Known = dict[str, list[list[bool]]]
 """By module or parameter, for each of its calls: which inputs hold the examples."""
@@ -136,9 +142,10 @@ class Computed(Entry):
         if not self.terms:
             return
         n, roots = self.session.n, list(self.session.roots)
-        rows = self.terms[0].rows(0, n)
-        for term in self.terms[1:]:
-            rows = rows + term.rows(0, n)
+        with torch.no_grad():  # terms may hold inputs that require a gradient
+            rows = self.terms[0].rows(0, n)
+            for term in self.terms[1:]:
+                rows = rows + term.rows(0, n)
         inputs = [root.source for root in roots]
         grad: Any = torch.autograd.grad
         try:

@@ -133,8 +133,18 @@ def _list_plan(card: Mapping[str, Any]) -> list[tuple[str, str]]:
             return [(place, "; ".join(map(str, value)))] if value else []
         return [] if value is None else [(place, f"{value:.6g}" if isinstance(value, float) else str(value))]
 
-    plan = card.get("plan")
-    return flatten("", plan if isinstance(plan, dict) else {})
+    plan, paths = card.get("plan"), card.get("gradients")
+    rows = flatten("", plan if isinstance(plan, dict) else {})
+    return rows + _describe_paths(paths if isinstance(paths, dict) else {})
+
+
+def _describe_paths(paths: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Which gradient path the modules of the model take, in one line."""
+    listed = {make_printable(path): kinds for path, kinds in paths.items() if isinstance(kinds, list)}
+    slow = any(path not in ("book-keeping", "frozen") for path in listed)
+    said = "; ".join(f"{path}: {', '.join(map(make_printable, kinds))}" for path, kinds in listed.items())
+    advice = " (slow: hush.explain says why and what to change)" if slow else ""
+    return [("per-example gradients", said + advice)] if said else []
 
 
 def _describe_figures(card: Mapping[str, Any]) -> str:
