@@ -278,7 +278,7 @@ def detection(curve: Curve, false_positives: float) -> float:
     return 1.0 - float(curve.beta(false_positives))
 
 
-def in_words(
+def describe_curve(
     curve: Curve,
     *,
     adjacency: Adjacency = "add-remove",

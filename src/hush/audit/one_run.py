@@ -79,7 +79,7 @@ class Guesses:
 def guess_coins(scores: ArrayLike, coins: ArrayLike, made: int) -> Guesses:
     """Guess "in" for the half of ``made`` canaries with the highest scores, "out" for the half with the lowest.
 
-    Among equal scores the canary that comes first is taken first, whatever its coin."""
+    Of canaries with equal scores the first is taken first, independent of its coin."""
     values, truth = np.asarray(scores, dtype=np.float64), np.asarray(coins, dtype=bool)
     if values.ndim != 1 or values.shape != truth.shape or bool(np.isnan(values).any()):
         raise InvalidInputError("one score, no NaN, and one coin are needed for each canary")
@@ -104,7 +104,7 @@ def chance_at(guesses: Guesses, epsilon: float, delta: float) -> float:
 
 
 def bound_epsilon_of(guesses: Guesses, delta: float, confidence: float) -> float:
-    """ε at least this at δ with this confidence, whatever the mechanism: below it all ε are refuted."""
+    """A lower bound on ε at δ with this confidence, for any mechanism: every smaller ε is refuted."""
     validate.probability(confidence=confidence)
     wrong = 1 - confidence
     if chance_at(guesses, 0.0, delta) > wrong:

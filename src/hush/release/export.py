@@ -69,7 +69,7 @@ def _take_apart(model: ReleasedModel) -> tuple[nn.Module, dict[str, Any]]:
     inputs, network = model.description.inputs, model.network
     if inputs is None:
         raise InvalidInputError(
-            "this release does not say what its inputs are, and without them nothing can be exported"
+            "this release does not describe its inputs, so it cannot be exported: release the model with a description"
         )
     if inputs.kind == "images" and inputs.low is not None and inputs.high is not None:
         return network, describe_pixels(inputs.shape, inputs.low, inputs.high, inputs.onto)

@@ -1,6 +1,6 @@
 """A released model on a file of rows, some at a time: predictions into a file, or figures on rows with labels.
 
-Memory holds a few thousand rows of a table or a few hundred images, whatever the file holds; an .npz of arrays is read
+Memory holds a few thousand rows of a table or a few hundred images, for a file of any size; an .npz of arrays is read
 as a whole. Labels are read only for figures. Errors name a column and the number of a row, and quote no cell.
 """
 
@@ -42,7 +42,7 @@ def write_rows(path: Path, parts: Iterable[Columns], *, overwrite: bool = False)
     check_new_file(path, overwrite=overwrite)
     if path.suffix not in SUFFIXES:
         raise InvalidInputError(
-            f"'{path}' must end in {' or '.join(SUFFIXES)}, which says how the predictions are written"
+            f"'{path}' must end in {' or '.join(SUFFIXES)}, which selects the format: give another name"
         )
     rows = 0
     columns: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ def check_new_file(path: Path, *, overwrite: bool) -> None:
 
 @contextmanager
 def _open_writer(path: Path, partial: Path) -> Iterator[Callable[[Columns], None]]:
-    """A function that writes one part. What goes wrong between two parts is its caller's own."""
+    """A function that writes one part; errors between two parts are passed on unchanged."""
     with ExitStack() as stack:
         with _say_where(path):
             write = stack.enter_context((_open_csv if path.suffix == ".csv" else _open_parquet)(partial))

@@ -8,7 +8,16 @@ from hush.accounting.gaussian import gaussian_epsilon
 from hush.accounting.guarantee import Guarantee, rounded_down, rounded_up
 from hush.accounting.tradeoff import curve_of_guarantee
 from hush.audit.audit import CHOOSING, Audit, Scores
-from hush.audit.bounds import PRINTED, SMALLEST_P, WOLF, Errors, Verdict, bound_epsilon, bound_mu, count_errors
+from hush.audit.bounds import (
+    FALSE_REFUTATIONS,
+    PRINTED,
+    SMALLEST_P,
+    Errors,
+    Verdict,
+    bound_epsilon,
+    bound_mu,
+    count_errors,
+)
 from hush.report.page import Chart, Page, Section, compare_lines, render_report
 from hush.report.svg import Axis, Dot, Series, draw_lines
 
@@ -102,7 +111,7 @@ def _draw_curve(scores: Scores, claim: Guarantee, verdict: Verdict) -> Chart:
     seen = _count_later(scores)
     series = []
     for confidence, name in (
-        (1 - WOLF / verdict.comparisons, "verdict's confidence (lighter)"),
+        (1 - FALSE_REFUTATIONS / verdict.comparisons, "verdict's confidence (lighter)"),
         (PRINTED, f"{100 * PRINTED:g} % (darker)"),
     ):
         alpha, beta = (float(side) for side in errors.region(confidence))
@@ -125,7 +134,7 @@ def _draw_curve(scores: Scores, claim: Guarantee, verdict: Verdict) -> Chart:
         "A release with the claimed curve forces every adversary to make errors on or above it. Dotted: what was "
         "counted at every threshold. Shaded: where the true errors lie at the one threshold that was fixed "
         "beforehand. The claim is refuted where the whole lighter region lies below the curve; that takes "
-        f"{100 * (1 - WOLF):g} % after allowing for every comparison."
+        f"{100 * (1 - FALSE_REFUTATIONS):g} % after allowing for every comparison."
     )
     accused = Axis("false positives: accused, and was not there", holds=(0.0, 1.0))
     svg = draw_lines(title, accused, Axis("false negatives: missed", holds=(0.0, 1.0)), series)
