@@ -29,8 +29,8 @@ from hush.errors import InvalidInputError
 from hush.release.description import Description, Inputs
 from hush.tabular.cells import Cells, TextColumn
 from hush.tabular.columns import Number
-from hush.tabular.reader import Piece, holds_table, is_pattern
-from hush.tabular.rows import encode_piece, encode_table
+from hush.tabular.reader import Chunk, holds_table, is_pattern
+from hush.tabular.rows import encode_chunk, encode_table
 from hush.tabular.schema import Schema
 
 ROWS = "the rows"  # the name in errors of rows that are not from a file
@@ -201,11 +201,11 @@ def _take_memory(rows: Any, inputs: Inputs) -> Part:
         if len(lengths) > 1:
             raise InvalidInputError("the columns of the rows have different lengths")
         empty = torch.empty(0, len(inputs.schema.features))
-        encoded = torch.from_numpy(encode_piece(columns, inputs.schema, 0, ROWS)) if lengths - {0} else empty
+        encoded = torch.from_numpy(encode_chunk(columns, inputs.schema, 0, ROWS)) if lengths - {0} else empty
     return Part(range(1, len(encoded) + 1), encoded)
 
 
-def _list_columns(rows: Any) -> Piece:
+def _list_columns(rows: Any) -> Chunk:
     if isinstance(rows, Mapping):
         return {str(name): _list_cells(list(rows[name])) for name in rows}
     if isinstance(rows, Frame) and not isinstance(rows, Sequence):

@@ -64,7 +64,7 @@ from hush.data_source import as_source
 from hush.errors import DataError, InvalidInputError
 from hush.randomness import Secret
 from hush.statistics.histogram import (
-    PIECE,
+    CHUNK,
     Cells,
     HistogramNoise,
     Numbers,
@@ -226,6 +226,6 @@ def unpack_classes(values: Values) -> dict[str, float]:
 
 def _read_codes(rows: Any) -> NDArray[np.int64]:
     source = as_source(rows)
-    starts = range(0, len(source), PIECE)
-    found = [source.take(torch.arange(s, min(s + PIECE, len(source))))[-1].cpu().numpy() for s in starts]
+    starts = range(0, len(source), CHUNK)
+    found = [source.take(torch.arange(s, min(s + CHUNK, len(source))))[-1].cpu().numpy() for s in starts]
     return np.concatenate(found).astype(np.int64)

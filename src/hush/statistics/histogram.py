@@ -49,7 +49,7 @@ PER_COLUMN: Mapping[Adjacency, float] = {"add-remove": 1.0, "zero-out": 1.0, "re
 ROUNDED = 1 + 2.0**-40  # more than the products of the standard deviations can lose
 FINEST = 2.0**-24  # of a weight
 MOST_UNITS = 2**28
-PIECE = 1 << 20  # rows at a time
+CHUNK = 1 << 20  # rows at a time
 
 Cells = NDArray[np.int64]
 Numbers = NDArray[np.float64]

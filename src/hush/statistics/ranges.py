@@ -28,7 +28,7 @@ from hush.data_source import as_source
 from hush.errors import InvalidInputError
 from hush.randomness import Secret
 from hush.statistics.histogram import (
-    PIECE,
+    CHUNK,
     Cells,
     HistogramNoise,
     Numbers,
@@ -84,8 +84,8 @@ def plan_ranges(
 
     def content() -> Iterator[bytes]:
         yield repr((tuple(columns), population)).encode()
-        for piece in _read_pieces(rows, columns):
-            yield piece.tobytes()
+        for chunk in _read_chunks(rows, columns):
+            yield chunk.tobytes()
 
     return plan_histograms(KEY, NAME, noise, release, content, units)
 
@@ -128,11 +128,11 @@ def _count(
     weights: Numbers | None,
 ) -> Numbers:
     found, start = np.zeros((len(columns), size)), 0
-    for piece in _read_pieces(rows, columns):
-        own = None if weights is None else weights[start : start + len(piece)]
-        for total, values, cells_of in zip(found, piece.T, find_cells, strict=True):
+    for chunk in _read_chunks(rows, columns):
+        own = None if weights is None else weights[start : start + len(chunk)]
+        for total, values, cells_of in zip(found, chunk.T, find_cells, strict=True):
             total += count_cells(cells_of(values), size, own)
-        start += len(piece)
+        start += len(chunk)
     if weights is not None and len(weights) != start:
         raise InvalidInputError("the number of units differs from the number of rows: give the unit of every row")
     return found
@@ -239,13 +239,13 @@ def _edges(cell: int) -> tuple[float, float]:
     return (near, far) if cell > OCTAVES else (-far, -near)
 
 
-def _read_pieces(rows: Any, columns: Sequence[int]) -> Iterator[Numbers]:
+def _read_chunks(rows: Any, columns: Sequence[int]) -> Iterator[Numbers]:
     """The columns of some rows at a time: of a tensor, or of the first part of what a source gives."""
     if isinstance(rows, Tensor):  # unchanged: a source cannot hold missing values
-        parts: Iterator[Any] = (rows[start : start + PIECE] for start in range(0, len(rows), PIECE))
+        parts: Iterator[Any] = (rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK))
     else:
         source = as_source(rows)
-        parts = (source.take(torch.arange(s, min(s + PIECE, len(source)))) for s in range(0, len(source), PIECE))
+        parts = (source.take(torch.arange(s, min(s + CHUNK, len(source)))) for s in range(0, len(source), CHUNK))
     for part in parts:
         features = part if isinstance(part, Tensor) else part[0]
         values = features[:, list(columns)].double().cpu().numpy()

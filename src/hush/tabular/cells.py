@@ -39,7 +39,7 @@ class TextColumn(Sequence[str]):
 
     @classmethod
     def of(cls, words: Iterable[str]) -> TextColumn:
-        """Words that are in memory; a lone surrogate, which is no text, becomes a replacement character."""
+        """Words in memory; a lone surrogate, which is not valid text, becomes a replacement character."""
         listed = list(words)
         try:
             return cls(pa.array(listed, pa.string()))
@@ -180,7 +180,7 @@ class TextColumn(Sequence[str]):
 
 
 def as_doubles(found: Any) -> Floats:
-    """An Arrow array of numbers as an array of its own, NaN where it is null."""
+    """An Arrow array of numbers as a NumPy array, with NaN for null."""
     return np.array(found.to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
@@ -213,7 +213,7 @@ class WordCounts:
 
 
 Cells = TextColumn | Floats
-"""A column of some rows: text, or numbers where the file has types of its own."""
+"""A column of some rows: text, or numbers if the file has types."""
 
 
 def spell(value: float) -> str:

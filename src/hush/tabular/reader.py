@@ -164,7 +164,7 @@ def _has_folders(folder: Path) -> bool:
     return any(path.is_dir() for path in _list_folder(folder))
 
 
-Piece = Mapping[str, Cells]
+Chunk = Mapping[str, Cells]
 """Some rows, by column."""
 Count = Callable[[int], None]
 
@@ -173,9 +173,9 @@ MOST_COLUMNS = 10_000
 _DELIMITERS = ",;\t|"
 
 
-class ArrowPiece(Mapping[str, Cells]):
+class ArrowChunk(Mapping[str, Cells]):
     """Some rows as Arrow has them; a column becomes cells when it is asked for, and only then can its type be refused.
-    The column ``exact`` is read as exact text, whatever its type. ``names`` are those of all columns of the file, of
+    The column ``exact`` of any type is read as exact text. ``names`` are those of all columns of the file, of
     which some may not have been read."""
 
     def __init__(self, batch: Any, path: Path, exact: str = "", names: Sequence[str] = ()) -> None:
@@ -209,26 +209,26 @@ class ArrowPiece(Mapping[str, Cells]):
         return name in self._names
 
 
-def pieces(place: Path, count: Count = lambda rows: None, *, exact: str = "") -> Iterator[Piece]:
+def read_chunks(place: Path, count: Count = lambda rows: None, *, exact: str = "") -> Iterator[Chunk]:
     """The rows of a table in chunks of some thousands: of a .csv or .parquet file, or of all files of a folder or
     pattern in the order of their names. ``count`` is called with the number of rows of each chunk after it is used; the
     column ``exact`` is read as exact text."""
-    for _, piece in pieces_by_part(place, exact=exact):
-        yield piece
-        count(count_rows(piece))
+    for _, chunk in read_chunks_by_part(place, exact=exact):
+        yield chunk
+        count(count_rows(chunk))
 
 
-def pieces_by_part(
+def read_chunks_by_part(
     place: Path, *, exact: str = "", columns: Collection[str] | None = None
-) -> Iterator[tuple[Path, Piece]]:
+) -> Iterator[tuple[Path, Chunk]]:
     """The same, each with the file it is from; parts that differ in their columns are refused before any is read. Only
     ``columns`` are read, if they are given."""
     parts = find_parts(place)
     _check_agreement(parts, read_names)
     for part in parts:
         read = _read_parquet if part.suffix == ".parquet" else _read_csv
-        for piece in read(part, exact, columns):
-            yield part, piece
+        for chunk in read(part, exact, columns):
+            yield part, chunk
 
 
 def read_names(path: Path) -> Names:
@@ -239,12 +239,12 @@ def read_names(path: Path) -> Names:
         return dict.fromkeys(_read_header(file, path)[0])
 
 
-def count_rows(piece: Piece) -> int:
-    """How many rows a piece has."""
-    return piece.rows if isinstance(piece, ArrowPiece) else len(next(iter(piece.values())))
+def count_rows(chunk: Chunk) -> int:
+    """How many rows a chunk has."""
+    return chunk.rows if isinstance(chunk, ArrowChunk) else len(next(iter(chunk.values())))
 
 
-def _read_csv(path: Path, exact: str, columns: Collection[str] | None) -> Iterator[Piece]:
+def _read_csv(path: Path, exact: str, columns: Collection[str] | None) -> Iterator[Chunk]:
     """A file of text with one line of names: every column as text, a block at a time."""
     with _opened(path) as file:
         names, delimiter = _read_header(file, path)
@@ -279,7 +279,7 @@ def _read_csv(path: Path, exact: str, columns: Collection[str] | None) -> Iterat
         ):
             for batch in reader:
                 if batch.num_rows:
-                    yield ArrowPiece(batch, path, exact, names)
+                    yield ArrowChunk(batch, path, exact, names)
     except pa.ArrowInvalid as error:
         raise _explain_csv(path, wrong, str(error)) from error
     except OSError as error:
@@ -300,7 +300,7 @@ def _explain_csv(path: Path, wrong: Sequence[Any], said: str) -> DataError:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[str]]:
-    """A file of text, packed or not; whatever is wrong with it, now or while it is read, is one sentence."""
+    """Open a file of text, packed or not; any error of opening or reading it is raised as one sentence."""
     how: dict[str, Any] = {"newline": "", "encoding": "utf-8-sig"}
     try:
         with gzip.open(path, "rt", **how) if path.suffix == PACKED else path.open("r", **how) as file:
@@ -350,13 +350,13 @@ def _check_count(columns: int, path: Path) -> None:
         )
 
 
-def _read_parquet(path: Path, exact: str, columns: Collection[str] | None) -> Iterator[Piece]:
+def _read_parquet(path: Path, exact: str, columns: Collection[str] | None) -> Iterator[Chunk]:
     with _arrow_errors(path), pq.ParquetFile(path) as file:
         names = file.schema_arrow.names
         _check_typed_names(names, path)
         wanted = None if columns is None else [name for name in names if name in columns] or names[:1]
         for batch in file.iter_batches(batch_size=ROWS, columns=wanted):
-            yield ArrowPiece(batch, path, exact, names)
+            yield ArrowChunk(batch, path, exact, names)
 
 
 def _check_typed_names(names: list[str], path: Path) -> None:
@@ -474,7 +474,7 @@ def spell_float(value: float, size: int, what: str) -> str | None:
     return str(int(value)) if value.is_integer() else repr(value)
 
 
-# What is said while a long table is read: nothing for two seconds, then how far it is, then how long it took.
+# Progress while a long table is read: after two seconds the number of rows, at the end the time.
 
 Notify = Callable[[str], None]
 PATIENCE = 2.0  # seconds of silence

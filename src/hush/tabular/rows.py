@@ -25,7 +25,7 @@ from hush._internal.storage import explain, find_temporary, open_unnamed
 from hush.errors import InvalidInputError
 from hush.tabular.cells import Cells, map_texts
 from hush.tabular.columns.number import lacks_number, numbers
-from hush.tabular.reader import Count, Piece, ReadProgress, count_rows, estimate_rows, find_parts, pieces_by_part
+from hush.tabular.reader import Chunk, Count, ReadProgress, count_rows, estimate_rows, find_parts, read_chunks_by_part
 from hush.tabular.schema import Schema
 
 MAPPED = 1 << 28  # bytes of encoded rows (4 per cell) from which on a table is mapped
@@ -81,7 +81,7 @@ def read_table(path: Path, schema: Schema, count: Count = lambda rows: None) -> 
     return torch.from_numpy(np.concatenate(rows)), torch.from_numpy(np.concatenate(labels))
 
 
-def map_rows(pieces: Iterator[Encoded], folder: Path | None = None) -> tuple[Tensor, Tensor]:
+def map_rows(chunks: Iterator[Encoded], folder: Path | None = None) -> tuple[Tensor, Tensor]:
     """The same in a private file without a name, mapped copy-on-write; labels stay in memory."""
     labels: list[NDArray[Any]] = []
     shape: tuple[int, ...] = ()
@@ -89,7 +89,7 @@ def map_rows(pieces: Iterator[Encoded], folder: Path | None = None) -> tuple[Ten
     where = find_temporary() if folder is None else folder
     try:
         with open_unnamed(where) as file:
-            for rows, each in pieces:
+            for rows, each in chunks:
                 file.write(np.ascontiguousarray(rows).data)
                 labels.append(np.empty(0) if each is None else each)
                 shape, count = rows.shape[1:], count + len(rows)
@@ -116,10 +116,10 @@ def encode_table(
     number of rows of each. The one iterator over rows: training, prediction and evaluation read them here."""
     part, done, total = place, 0, 0
     wanted = [column.name for column in schema.features] + [schema.target] * labelled
-    for path, piece in pieces_by_part(place, columns=wanted):
+    for path, chunk in read_chunks_by_part(place, columns=wanted):
         part, done = path, done if path == part else 0
-        rows = encode_piece(piece, schema, done, path)
-        yield rows, read_labels(piece, schema, done, path) if labelled else None
+        rows = encode_chunk(chunk, schema, done, path)
+        yield rows, read_labels(chunk, schema, done, path) if labelled else None
         done += len(rows)
         total += len(rows)
         count(len(rows))
@@ -127,27 +127,27 @@ def encode_table(
         raise InvalidInputError(f"'{place}' holds no rows")
 
 
-def encode_piece(piece: Piece, schema: Schema, done: int, path: Path | str) -> NDArray[np.float32]:
+def encode_chunk(chunk: Chunk, schema: Schema, done: int, path: Path | str) -> NDArray[np.float32]:
     """Some rows, of which ``done`` went before, as numbers and category codes (n, columns); ``path`` is for errors."""
     for column in schema.features:
-        if column.name not in piece:
-            raise no_column(column.name, piece, path)
-    out = np.empty((len(schema.features), count_rows(piece)), dtype=np.float32)
+        if column.name not in chunk:
+            raise no_column(column.name, chunk, path)
+    out = np.empty((len(schema.features), count_rows(chunk)), dtype=np.float32)
     for place, column in enumerate(schema.features):
         what = f"column '{column.name}' of '{path}'"
         with np.errstate(over="ignore"):  # too large for 32 bits: reported below
-            out[place] = column.encode(piece[column.name], what)
+            out[place] = column.encode(chunk[column.name], what)
         bad = np.flatnonzero(~np.isfinite(out[place]))
         if len(bad):
             raise InvalidInputError(lacks_number(what, done + int(bad[0]) + 1))
     return np.ascontiguousarray(out.T)
 
 
-def read_labels(piece: Piece, schema: Schema, done: int, path: Path | str) -> NDArray[Any]:
+def read_labels(chunk: Chunk, schema: Schema, done: int, path: Path | str) -> NDArray[Any]:
     """The places of the rows' classes, or the numbers to predict where the schema has no classes."""
-    if schema.target not in piece:
-        raise no_column(schema.target, piece, path)
-    cells = piece[schema.target]
+    if schema.target not in chunk:
+        raise no_column(schema.target, chunk, path)
+    cells = chunk[schema.target]
     return _places(cells, schema, done, path) if schema.classes else _targets(cells, schema, done, path)
 
 
