@@ -184,7 +184,7 @@ def _poisson(event: Any, count: int) -> Iterator[tuple[Any, int]]:
     if inner.purely_gaussian and inner.mu == 0:
         return
     if inner.mu == math.inf:
-        yield dp_event.GaussianDpEvent(0.0), count  # even a rare release without noise is no release with finite ε
+        yield dp_event.GaussianDpEvent(0.0), count  # even a rare release without noise has no finite ε
     elif inner.purely_gaussian:
         yield dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(1 / inner.mu)), count
     else:

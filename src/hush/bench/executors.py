@@ -48,7 +48,7 @@ class IncompatibleWorker(InvalidInputError):
 
 @dataclass(frozen=True)
 class Job:
-    """The trials of a sweep and where their results go."""
+    """The trials of a sweep and the store of their results."""
 
     store: Path
     trials: tuple[Trial, ...]
@@ -67,7 +67,7 @@ class Executor(Protocol):
 class Driver:
     """The runs of a job that are left, and those that this sweep has taken; the only writer of results.
 
-    A run that has lost its worker too often is recorded as failed, because it may be what kills them; its checkpoints
+    A run that has lost its worker too often is recorded as failed, because it may be the cause; its checkpoints
     stay."""
 
     job: Job
@@ -97,7 +97,7 @@ class Driver:
         return not self._left
 
     def take(self) -> Trial | None:
-        """A run that nobody has; None if there is none at the moment."""
+        """A run that no worker has; None if there is none at the moment."""
         for trial in self._left:
             if trial.key in self.taken or self._resting.get(trial.key, 0.0) > time.monotonic():
                 continue
@@ -131,7 +131,7 @@ class Driver:
         self.store_result(trial, record_failure(trial, time.time(), f"{how}, for the {self.deaths[trial.key]}. time"))
 
     def count_early_death(self, most: int, how: str) -> None:
-        """A worker died before it had begun a run, which is no run's fault; too many of them stop the sweep."""
+        """A worker died before it began a run, so no run is counted as failed; too many such deaths stop the sweep."""
         self.early += 1
         if self.early > most:
             raise ChildProcessError(f"workers end before they start a run ({how})")
@@ -166,7 +166,7 @@ class Driver:
         return json.dumps(task)
 
     def take_answer(self, trial: Trial, content: bytes) -> None:
-        """Store what a worker has sent back about a run, or raise what stops the sweep."""
+        """Store the result that a worker returned, or raise the error that stops the sweep."""
         end, _, rest = content.partition(b"\n")
         if end == DONE.encode():
             self.store_result(trial, Result.from_bytes(rest))
@@ -201,14 +201,14 @@ def _run(task: dict[str, Any], node: str, pulse: Callable[[], None]) -> Result:
         raise IncompatibleWorker(f"node {node} takes run {task['key']} for another one: give all nodes the same hush")
     if torch.device(task["device"]).type == "cuda" and not torch.cuda.is_available():
         raise IncompatibleWorker(
-            f"node {node} was to run on a GPU and its torch sees none: leave --gpus out, or repair that node"
+            f"node {node} should run on a GPU and its torch finds none: leave --gpus out, or repair that node"
         )
     torch.set_num_threads(task["threads"])
     return run_trial(trial, store, RunOptions(task["device"], task["weights"], task["checkpoint_seconds"], pulse))
 
 
 def _check_versions(wanted: dict[str, str], node: str) -> None:
-    """Raise for a worker of another version, where the same run would not be the same."""
+    """Raise for a worker of another version, where a run could give other results."""
     for name, found in read_versions(*SAME).items():
         if found != wanted.get(name):
             raise IncompatibleWorker(
@@ -222,7 +222,7 @@ class Inline:
     """Everything in this process, one trial after the other."""
 
     def run_all(self, job: Job, watch: Watch) -> None:
-        """Run trials until none is left; wait for those of other sweeps, in case they die."""
+        """Run trials until none is left; wait for those of other sweeps, in case these die."""
         latest = time.monotonic()
 
         def pulse() -> None:
@@ -259,7 +259,7 @@ class LocalWorker:
 
 @dataclass(frozen=True)
 class Local:
-    """Several processes on this machine; cores, and GPUs where there are any, are shared out among them."""
+    """Several processes on this machine; cores, and GPUs if there are any, are divided among them."""
 
     workers: int
     retries: int = RETRIES
@@ -321,7 +321,7 @@ def _start(workers: dict[Connection, LocalWorker], device: str) -> None:
 
 
 def _work(connection: Connection, parent: int) -> None:
-    """The life of a worker process: it says that it is ready, then runs a task after the other."""
+    """The main loop of a worker process: report ready, then run one task after another."""
 
     def pulse() -> None:
         if os.getppid() != parent:

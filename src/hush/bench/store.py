@@ -44,7 +44,7 @@ from hush._internal.text import dump_json
 from hush.checkpointing.checkpoint import OtherVersion, Unreadable, read_checkpoint, wipe_secret
 from hush.errors import InvalidInputError
 
-# Which sweep runs what: one small file for each run in progress, so that two sweeps on one store run nothing twice.
+# One lock file for each run in progress, so that two sweeps on one store do not run the same run.
 #
 # The sweep's own process, not its workers, holds the kernel's lock on the run's file. The lock ends with that process,
 # however it ends (kill -9 and a power cut included), and on a file system that several machines share it holds among
@@ -76,7 +76,7 @@ class TrialLock:
 
 @dataclass(frozen=True)
 class JobLocks:
-    """The locks of a store's runs, in a directory of their own; a run is known by its key."""
+    """The locks of a store's runs, in one directory; a run is identified by its key."""
 
     directory: Path
 
@@ -147,7 +147,7 @@ DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 class StoreFullError(OSError):
-    """The disk under the store is full: the sweep stops, and what is written stays whole."""
+    """The store's disk is full: the sweep stops, and the files that were written are complete."""
 
 
 @dataclass(frozen=True)
@@ -170,12 +170,12 @@ class Result:
     def from_bytes(cls, content: bytes) -> Result:
         """The inverse of `to_bytes`."""
         length = int.from_bytes(content[:8], "little")
-        told = json.loads(content[8 : 8 + length])["__metadata__"]
+        metadata = json.loads(content[8 : 8 + length])["__metadata__"]
         parts: dict[str, dict[str, bytes]] = {"private": {}, "release": {}}
         for path, value in load(content).items():
             part, _, name = path.partition("/")
             parts[part][name] = value.tobytes()
-        return cls(json.loads(told["record"]), tuple(json.loads(told["epochs"])), **parts)
+        return cls(json.loads(metadata["record"]), tuple(json.loads(metadata["epochs"])), **parts)
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class Store:
 
     @property
     def locks(self) -> JobLocks:
-        """Who is running what."""
+        """The locks of runs in progress."""
         return JobLocks(self.root / "claims")
 
     def folder(self, key: str) -> Path:
@@ -194,7 +194,7 @@ class Store:
         return self.root / "runs" / key
 
     def has(self, key: str) -> bool:
-        """Whether this run is finished (or has failed, or diverged: then its record says so)."""
+        """Whether this run has a record: it finished, failed or diverged."""
         return self.folder(key).is_dir()
 
     def keys(self) -> set[str]:
@@ -202,7 +202,7 @@ class Store:
         return {entry.name for entry in os.scandir(self.root / "runs") if not entry.name.startswith(".")}
 
     def record(self, key: str) -> dict[str, Any]:
-        """The record of a finished run; one that is damaged says no more than that, in its outcome and reason."""
+        """The record of a finished run; of a damaged record only an outcome and reason that state the damage."""
         path = self.folder(key) / RECORD
         try:
             found = json.loads(path.read_bytes())
@@ -244,7 +244,7 @@ class Store:
         self._clear(key)
 
     def _clear(self, key: str) -> None:
-        """Remove the working directory of a finished run; of a failed one only where no checkpoint is in it."""
+        """Remove the working directory of a finished run; of a failed one only if it has no checkpoint."""
         working = self.root / "working" / key
         if not any(working.glob(CHECKPOINTS)) or self.record(key)["outcome"] != "failed":
             wipe_secret(working / RUN)

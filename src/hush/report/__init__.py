@@ -4,7 +4,7 @@
 >>> hush.write_report("run").private  # the folder of `hush train --out run`  # doctest: +SKIP
 PosixPath('run/private/report.html')
 
-In scope: charts and pages drawn from stores, releases, plans and audits. What a release says of its own privacy, and
+In scope: charts and pages drawn from stores, releases, plans and audits. The privacy card of a release, and
 its page for people, is `hush.release`. What draws a page is imported when a page is written.
 """
 
@@ -26,7 +26,7 @@ _log = logging.getLogger("hush")
 
 @dataclass(frozen=True)
 class WrittenReport:
-    """Where a report was written, and what it found.
+    """The paths of a report and its results.
 
     ``private`` is the second page of a run, for the owner of the data alone; None for a store. ``findings`` are the
     sentences at the top of the page, and ``counts`` the runs of a store by their outcome."""

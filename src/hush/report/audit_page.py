@@ -1,4 +1,4 @@
-"""The page of `hush audit --page`: what an audit saw."""
+"""The page of `hush audit --page`: the scores, errors and bounds of an audit."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def render_audit(audit: Audit, method: str) -> str:
     """The whole page, about the last claim: the claimed one if there is one in addition to the proven."""
     verdict, claim = audit.verdicts[-1], audit.claims[-1]
     if verdict.refuted:
-        found = f"It was right too often for what is {verdict.status}: the claim does not hold."
+        found = f"It was right more often than the {verdict.status} ε allows: the claim does not hold."
     else:
         found = (
-            f"It was not right more often than what is {verdict.status} allows. That proves nothing: a better "
+            f"It was not right more often than the {verdict.status} ε allows. That proves nothing: a better "
             "adversary may see more."
         )
     others = [
@@ -51,7 +51,7 @@ def render_audit(audit: Audit, method: str) -> str:
             Section(
                 "figures",
                 "What the adversary saw",
-                "A point or a bar says its numbers.",
+                "The title of a point or a bar shows its numbers.",
                 (
                     _draw_scores(audit.scores),
                     _draw_curve(audit.scores, claim, verdict),
