@@ -316,7 +316,7 @@ def _belief(curve: Curve, prior: float, exception: float) -> float:
 
 
 def _largest_rate(curve: Curve, height: float) -> float:
-    """An α with f(α) ≥ height, close to the largest one and never above it; 0 if there is none."""
+    """An α with f(α) ≥ height, close to the largest such α and never above it; 0 if there is none."""
     low, high = math.log(1e-290), 0.0
     if float(curve.beta(math.exp(low))) < height:
         return 0.0

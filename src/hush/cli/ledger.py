@@ -1,4 +1,4 @@
-"""`hush ledger`: what all runs together have spent on a dataset, and its budget."""
+"""`hush ledger`: the total that all runs have spent on a dataset, and its budget."""
 
 from __future__ import annotations
 

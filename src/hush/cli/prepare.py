@@ -309,7 +309,7 @@ def _say_classes(given: TaskOptions, found: Problem) -> None:
 
 
 def _say_whose(given: TaskOptions) -> None:
-    """Say what one example is, if a unit was given."""
+    """Show the privacy unit, if one was given."""
     if given.unit is not None:
         most = given.rows_per_unit or ROWS_PER_UNIT
         say(f"one example is all rows of one {given.unit}, at most {most} of them at a time (--rows-per-unit)")
@@ -344,7 +344,7 @@ def with_views(task: Problem, augment: str | None, views: int | None) -> Losses:
 
 
 def apply_table_defaults(given: Trained, task: Problem) -> Trained:
-    """Fill in the model's name and a table's numbers if they were not given: a run keeps what it began with."""
+    """Fill in the model's name and a table's numbers if they were not given: a run keeps its first values."""
     if given.data is None:
         return given
     asked = default_epsilon(given).epsilon

@@ -123,7 +123,7 @@ def _describe_stop(stop: Mapping[str, Any]) -> str:
 # The training loop of `hush train`, with progress.
 
 
-EPOCHS_SHOWN = 20  # at most so many, evenly spread: each takes an evaluation and an account
+EPOCHS_SHOWN = 20  # the most epochs shown, evenly spread: each needs an evaluation and an account
 
 
 def _show_epochs(job: ProblemRun, batch_size: int) -> Callable[[], None]:
@@ -250,7 +250,7 @@ def _list_noisy(result: dict[str, Any]) -> list[str]:
 
 
 def _say_releases(released: Mapping[str, Mapping[str, Any]]) -> None:
-    """Say what was released before training."""
+    """Show the releases before training."""
     classes = released.get("private_classes", {})
     if classes:
         say(f"{len(classes)} classes, released with noise: {', '.join(classes)}")

@@ -1,4 +1,4 @@
-"""Results of expensive solvers, kept on disk under the hash of what was asked.
+"""Results of expensive solvers, stored on disk under the hash of their inputs.
 
 A file is a plain .npz (never unpickled) in the folder `matrices` of the cache (`hush._internal.storage.find_cache`).
 It carries the
@@ -23,7 +23,7 @@ import numpy as np
 from hush._internal.storage import PRIVATE, cache_get, cache_put, find_cache
 from hush.matrix_factorization.sensitivity import Array
 
-VERSION = 3  # raise it when a solver changes what it finds
+VERSION = 3  # raise it when the results of a solver change
 Arrays = dict[str, Array]
 _beside: list[Path] = []
 
@@ -47,7 +47,7 @@ def cached(solver: str, question: Mapping[str, object], solve: Callable[[], Arra
 def kept_in(place: Path) -> Iterator[None]:
     """Within this block answers are looked for in ``place`` first and kept there too.
 
-    Two computations of one matrix agree to rounding only. A run that is to go on to the same bits keeps its own."""
+    Two computations of one matrix agree to rounding only. A run that must resume to the same bits stores its own."""
     _beside.append(place)
     try:
         yield

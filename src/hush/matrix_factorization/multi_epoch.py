@@ -149,7 +149,7 @@ def minimise(problem: TraceProblem, rtol: float) -> tuple[Array, int]:
             return problem.normalised(X), iteration
         step, slope = system.solve(max(min(0.5, distance ** (1 / 3)), 1e-3))
         moved = _search(problem.G, X, step, value, slope)
-        if moved is None:  # rounding hides any further progress; the certificate says how good it is
+        if moved is None:  # rounding prevents further progress; the certificate bounds the gap
             return problem.normalised(X), iteration
         X = moved
     raise HushError(f"the multi-epoch solver did not settle in {_NEWTON} Newton steps")

@@ -72,7 +72,7 @@ class Strategy(ABC):
         return freeze(C.T @ C)
 
     def column_norms(self) -> Array:
-        """‖column t of C‖ for every t: what one unit in step t alone costs."""
+        """‖column t of C‖ for every t: the sensitivity to one unit in step t."""
         return np.asarray(np.sqrt(np.diag(self.gram)))
 
     def single(self) -> float:

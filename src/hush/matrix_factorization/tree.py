@@ -1,4 +1,4 @@
-"""Binary trees of noise: every complete node of a binary tree over the steps is released with noise of its own.
+"""Binary trees of noise: every complete node of a binary tree over the steps is released with independent noise.
 
 A prefix sum adds the nodes of its binary decomposition (Dwork et al. 2010, Chan et al. 2011; DP-FTRL: Kairouz et al.
 2021).

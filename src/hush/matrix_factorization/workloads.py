@@ -1,4 +1,4 @@
-"""Workloads: the matrix A that says which sums of noisy gradients the model sees.
+"""Workloads: the matrix A of the sums of noisy gradients that the weights contain.
 
 With SGD the parameters after step t are θ₀ minus the prefix sum of the released gradients: A is lower-triangular ones.
 With momentum β, weight decay and learning rates, mₜ = β mₜ₋₁ + gₜ and θₜ = α θₜ₋₁ − ηₜ mₜ (α = 1 − lr · weight decay):
@@ -97,7 +97,7 @@ def prefix_sums(steps: int) -> Workload:
 
 
 def check_dense(steps: int) -> None:
-    """Refuse to make a T×T matrix that would not fit, and name what to use instead."""
+    """Raise for a T×T matrix that would not fit into memory, and name an alternative."""
     if steps > DENSE_LIMIT:
         raise InvalidInputError(
             f"a dense {steps}×{steps} matrix is too large (the limit is {DENSE_LIMIT} steps): "

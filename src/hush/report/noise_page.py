@@ -274,7 +274,7 @@ def render_page(view: NoiseView) -> str:
             plan.guarantee().sentence(),
         ],
         sections=[
-            Section("noise", "The noise over the steps", "The title of a point, bar or cell shows its numbers.", _draw_all(view))
+            Section("noise", "The noise over the steps", "Each mark has a title with its numbers.", _draw_all(view))
         ],
         command="hush noise show",
         facts=[(name, f"{value:.4g}") for name, value in facts.items()],

@@ -278,8 +278,8 @@ def render_plan(rows: Sequence[PlanRow], outlook: Sensitivity, setting: PlanConf
 
 def _draw_run_noise(rows: Sequence[PlanRow], outlook: Sensitivity) -> Chart:
     say = (
-        "The distance of two lines of one colour is the effect of epochs; a step to the right is the effect of doubling the "
-        "batch buys. A line that has become flat buys nothing more."
+        "The distance of two lines of one colour is the effect of epochs; a step to the right doubles the "
+        "batch. Where a line is flat, a larger batch has no further effect."
     )
     return _draw_over_batches("Noise of the whole run", rows, outlook.chosen, "run_noise", _name_share(outlook), say)
 
