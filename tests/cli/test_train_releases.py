@@ -430,7 +430,7 @@ def test_stopped_at_the_release_it_goes_on_to_the_same_bits(
 ) -> None:
     """Killed before the release is made, or when it is made and not used: the ledger covers it, and the run that goes
     on is the one that was never stopped."""
-    monkeypatch.setattr("hush.data_release._met", {})
+    monkeypatch.setattr("hush.data_release._noised_content", {})
     options = (
         "--epsilon",
         8,
