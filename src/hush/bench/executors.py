@@ -1,9 +1,9 @@
-"""Carry out the runs of a sweep: in this process, in several of them, or on a cluster (`hush.bench.ray_cluster`).
+"""Execute the runs of a sweep: in this process, in several processes, or on a cluster (`hush.bench.ray_cluster`).
 
-Only the sweep's own process writes results (`Driver`). It takes a run that no other sweep has, hands it to a worker as
-a text (`write_task`), gets the result back as bytes (`run_task`) and stores it. A worker writes nothing but the
-checkpoints of its run, so a worker that dies loses what it has done since the last one, and so does a sweep that is
-killed. Any number of sweeps may share a store.
+Only the sweep's own process writes results (`Driver`). It locks a run that no other sweep has, sends it to a worker as
+text (`write_task`), receives the result as bytes (`run_task`) and stores it. A worker writes only checkpoints of its
+run, so a worker or a sweep that is killed loses the work since the last checkpoint. Any number of sweeps may share a
+store.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hush.bench.trial import RunOptions, Trial, record_failure, run_trial
 from hush.checkpointing.checkpoint import InUse
 from hush.errors import InvalidInputError
 
-RETRIES = 2  # how often a trial whose worker died is tried again, before it is recorded as failed
+RETRIES = 2  # the number of retries of a trial whose worker died, before it is recorded as failed
 WAIT = 0.2
 SAME = ("hush", "dp-accounting")
 DONE, BUSY, FULL, REFUSED = "done", "busy", "full", "refused"
@@ -39,11 +39,11 @@ Watch = Callable[[], None]
 
 
 class Orphaned(BaseException):
-    """The process that started this worker is gone."""
+    """The process that started this worker has ended."""
 
 
 class IncompatibleWorker(InvalidInputError):
-    """A process that cannot do the work that is sent to it: of other versions, or without the device."""
+    """A worker that cannot run its tasks: it has other versions, or lacks the device."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,16 @@ class Job:
 
 
 class Executor(Protocol):
-    """Somewhere to run a job."""
+    """Runs the trials of a job."""
 
     def run_all(self, job: Job, watch: Watch) -> None:
-        """Return when every trial of the job is in the store; call ``watch`` now and then on the way."""
+        """Run every trial of the job, and return when all are in the store; ``watch`` is called regularly."""
         ...
 
 
 @dataclass
 class Driver:
-    """The runs of a job that are left, and those that this sweep has taken; the only writer of results.
+    """The remaining runs of a job, and those that this sweep has locked; the only writer of results.
 
     A run that has lost its worker too often is recorded as failed, because it may be the cause; its checkpoints
     stay."""
@@ -108,7 +108,7 @@ class Driver:
         return None
 
     def store_result(self, trial: Trial, result: Result) -> None:
-        """Put the result of a run in its place."""
+        """Store the result of a run."""
         try:
             self.store.finish(trial.key, result)
         except OSError as error:
@@ -118,12 +118,12 @@ class Driver:
         self._drop(trial.key)
 
     def give_back(self, trial: Trial) -> None:
-        """Let a run be taken again, after a moment: its directory is in use."""
+        """Release a run whose directory is in use, so that it is tried again later."""
         self._resting[trial.key] = time.monotonic() + WAIT
         self._drop(trial.key)
 
     def count_death(self, trial: Trial, how: str) -> None:
-        """A run has lost its worker: have it tried again, or record its failure."""
+        """A run has lost its worker: try it again, or record its failure."""
         self.deaths[trial.key] += 1
         if self.deaths[trial.key] <= self.retries or self._is_running(trial):
             self.give_back(trial)
@@ -151,7 +151,7 @@ class Driver:
             self.taken.pop(key).drop()
 
     def write_task(self, trial: Trial, device: str, threads: int) -> str:
-        """A run that this sweep has taken as plain data, for a worker."""
+        """A locked run as plain data, for a worker."""
         task = {
             "versions": read_versions(*SAME),
             "trial": asdict(trial),
@@ -179,8 +179,8 @@ class Driver:
 
 
 def run_task(text: str, node: str, pulse: Callable[[], None] = lambda: None) -> bytes:
-    """Do what a task says, on this node: how it ended in one line, and the result. What makes every task fail here is
-    an answer; any other error is for the driver to count."""
+    """Run a task on this node, and return one line with how it ended, and the result. An error that every task on this
+    node would have is returned; any other is raised, and the driver counts it."""
     try:
         return DONE.encode() + b"\n" + _run(json.loads(text), node, pulse).to_bytes()
     except InUse:
@@ -198,7 +198,9 @@ def _run(task: dict[str, Any], node: str, pulse: Callable[[], None]) -> Result:
     store, trial = Store(Path(task["store"])), Trial(**task["trial"])
     store.locks.prove_shared(task["key"], task["token"], node)
     if trial.key != task["key"]:
-        raise IncompatibleWorker(f"node {node} takes run {task['key']} for another one: give all nodes the same hush")
+        raise IncompatibleWorker(
+            f"node {node} computes another key for run {task['key']}: install the same hush on all nodes"
+        )
     if torch.device(task["device"]).type == "cuda" and not torch.cuda.is_available():
         raise IncompatibleWorker(
             f"node {node} should run on a GPU and its torch finds none: leave --gpus out, or repair that node"
@@ -219,7 +221,7 @@ def _check_versions(wanted: dict[str, str], node: str) -> None:
 
 @dataclass(frozen=True)
 class Inline:
-    """Everything in this process, one trial after the other."""
+    """Runs all trials in this process, one after another."""
 
     def run_all(self, job: Job, watch: Watch) -> None:
         """Run trials until none is left; wait for those of other sweeps, in case these die."""

@@ -54,12 +54,12 @@ MUTEX = "mutex"
 
 
 class NotShared(InvalidInputError):
-    """A machine that does not work on the store of the sweep."""
+    """A machine that does not share the sweep's store."""
 
 
 @dataclass(frozen=True)
 class TrialLock:
-    """A run that this sweep has taken, until it drops it."""
+    """A run that this sweep has locked, until it releases the lock."""
 
     path: Path
     descriptor: int
@@ -81,7 +81,7 @@ class JobLocks:
     directory: Path
 
     def take(self, key: str, is_done: Callable[[], bool] = lambda: False) -> TrialLock | None:
-        """Take a run for this sweep: None if it is done, or another sweep has it."""
+        """Lock a run for this sweep; None if it is done or another sweep has it."""
         path, token = self.directory / f"{key}.lock", secrets.token_hex(16)
         with self._take_turn():
             if is_done():
@@ -152,7 +152,7 @@ class StoreFullError(OSError):
 
 @dataclass(frozen=True)
 class Result:
-    """What is kept of one run; ``private`` and ``release`` map file names to bytes."""
+    """The stored result of one run; ``private`` and ``release`` map file names to bytes."""
 
     record: dict[str, Any]
     epochs: tuple[dict[str, Any], ...] = ()
@@ -160,7 +160,7 @@ class Result:
     release: Mapping[str, bytes] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """As it travels from a worker to the sweep: one safetensors file."""
+        """The result as the bytes of one safetensors file, which a worker sends to the sweep."""
         files = {f"private/{name}": content for name, content in self.private.items()}
         files |= {f"release/{name}": content for name, content in self.release.items()}
         plain = {name: np.frombuffer(content, dtype=np.uint8) for name, content in files.items()}
@@ -231,8 +231,8 @@ class Store:
         return path
 
     def finish(self, key: str, result: Result) -> None:
-        """Put a result in its place, whole; a result that is there already stays. The checkpoint goes, but that of a
-        failed run stays, to go on from it when the run is tried again."""
+        """Store a complete result, unless there is one already. The checkpoint is removed, except that of a failed run,
+        which continues from it when it is tried again."""
         composed = self.working(key) / f"result.{secrets.token_hex(4)}"
         try:
             _write(composed, result)
@@ -261,7 +261,7 @@ class Store:
             )
 
     def forget(self, key: str) -> None:
-        """Remove a finished run, so that it is run again; the rename makes it vanish at once."""
+        """Remove a finished run, so that it is run again; a rename removes it atomically."""
         gone = self.root / "working" / f"forgotten.{secrets.token_hex(4)}"
         if self.has(key):
             move_atomic(self.folder(key), gone)
@@ -279,7 +279,7 @@ class Store:
 
 
 def open_store(root: str | Path) -> Store:
-    """The store in a directory, made if need be; a directory with other things in it is refused."""
+    """Open the store in a directory, or create it; raises for a directory with other files."""
     root = Path(root)
     note = root / "store.json"
     if not note.exists():
@@ -294,7 +294,7 @@ def open_store(root: str | Path) -> Store:
 
 
 def check_store(root: Path) -> None:
-    """Raise `InvalidInputError` if a directory is no store of this format."""
+    """Raise `InvalidInputError` if a directory is not a store of this format."""
     try:
         found = json.loads((root / "store.json").read_bytes())["format"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -304,7 +304,7 @@ def check_store(root: Path) -> None:
 
 
 def _is_of_another_version(working: Path) -> bool:
-    """By the newest checkpoint that is whole."""
+    """Whether the newest complete checkpoint is of another version."""
     for path in sorted(working.glob(CHECKPOINTS), reverse=True):
         try:
             read_checkpoint(path)

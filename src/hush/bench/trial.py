@@ -373,7 +373,7 @@ LAYER = {"sanitize_width", "sanitize_clip", "sanitize_dropout"}
 
 
 def configure_problem(trial: Trial, problem: Problem, plan: Plan) -> Problem:
-    """The problem with the initial weights and the sanitisation layer that the trial sets; else as it is."""
+    """The problem with the initial weights and the sanitisation layer of the trial; unchanged if it has none."""
     if given := sorted(LAYER & trial.settings.keys()):
         if plan.trains_on is None or not hasattr(plan.trains_on, "nonnegative"):
             raise InvalidInputError(f"'{given[0]}' needs a method that releases activations, not '{plan.method}'")

@@ -105,7 +105,7 @@ def find_release(directory: str | Path) -> Path:
         raise InvalidInputError(
             f"'{given}' holds no release, as nothing was begun in it: train with --out {given} first"
         )
-    raise InvalidInputError(f"'{given}' holds no release: its run is not finished, go on with --resume")
+    raise InvalidInputError(f"'{given}' holds no release, as its run is not finished: continue it with --resume")
 
 
 def was_begun(run: Path) -> bool:

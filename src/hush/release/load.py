@@ -197,7 +197,7 @@ def _check_weights(network: nn.Module, weights: Weights, folder: Path) -> None:
 
 
 def _put_behind_encoder(inner: nn.Module, description: Description) -> nn.Module:
-    """The network as it was trained: behind the encoding of the table's columns, where it was."""
+    """The trained network, after the encoding of the table's columns if the model is for a table."""
     schema = description.schema
     if not description.architecture.encoder or schema is None:
         return inner

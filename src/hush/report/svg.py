@@ -447,7 +447,7 @@ def _spaced(length: float, step: float) -> list[float]:
 def draw_matrix(
     title: str, across: Axis, down: Axis, columns: Sequence[int], rows: Sequence[int], values: Sequence[Sequence[float]]
 ) -> str:
-    """The entries of a matrix: one colour for what is added, one for what is taken away, and nothing where it is zero.
+    """The entries of a matrix: one colour for positive, one for negative, and none for zero entries.
 
     The colour is the square root of an entry's size, so that small ones are seen; titles hold the values.
     ``columns`` and ``rows`` are the numbers of its columns and rows.

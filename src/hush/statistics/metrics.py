@@ -86,7 +86,7 @@ class Counts:
 
 def judge_classes(probabilities: ArrayLike, labels: ArrayLike) -> ClassificationMetrics:
     """All figures from a row of class probabilities and a label for each row, exactly."""
-    from sklearn import metrics  # a second of importing, for those alone who judge
+    from sklearn import metrics  # importing takes a second
 
     shares, truth = _checked(probabilities, labels)
     if len(truth) == 0:
