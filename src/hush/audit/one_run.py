@@ -1,4 +1,4 @@
-"""Lower bounds on ε from one run with many canaries, each put in or left out by its own fair coin.
+"""Lower bounds on ε from one run with many canaries, each included by an independent fair coin.
 
 The adversary guesses r of the m coins and abstains from the others; r is fixed beforehand. T of the guesses are right.
 Runs on disjoint canaries count as one, because each canary takes part in only one of them. Two bounds on the
@@ -147,7 +147,7 @@ def chance_under(guesses: Guesses, curve: Curve) -> float:
 
 
 def bound_mu_of(guesses: Guesses, confidence: float) -> float:
-    """μ at least this with this confidence, *if* the trade-off curve is a Gaussian's."""
+    """A lower bound on μ with this confidence, *if* the trade-off curve is a Gaussian's."""
     validate.probability(confidence=confidence)
     low, high = 0.0, 16.0
     if is_possible(guesses, GaussianCurve(0.0), 1 - confidence):

@@ -69,7 +69,7 @@ class Architecture:
 
     @classmethod
     def from_json(cls, data: Any) -> Architecture:
-        """What `to_json` wrote; anything else is refused."""
+        """The inverse of `to_json`; raises for anything else."""
         return cls(**_take(data, ("source", "name", "arguments", "version", "encoder"), "architecture"))
 
 
@@ -130,10 +130,10 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Description:
-    """A released model in public words: what it predicts, from what, and how it is built.
+    """The public description of a released model: its target, its inputs and its architecture.
 
     ``classes`` are the names of the classes in the order of the scores; ``target`` the column or array that is
-    predicted; ``target_range`` the public range of a regression's target. ``inputs`` is None where nothing is known."""
+    predicted; ``target_range`` the public range of a regression's target. ``inputs`` is None if unknown."""
 
     task: Task
     architecture: Architecture = STATE_ONLY
@@ -155,7 +155,7 @@ class Description:
 
     @property
     def schema(self) -> Schema | None:
-        """The columns, where the model is for a table."""
+        """The columns, if the model is for a table."""
         return None if self.inputs is None else self.inputs.schema
 
     def to_json(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Rows as a released model takes them, encoded by the release's public facts as in training: one iterator for
+"""Rows as inputs of a released model, encoded by the release's public facts as in training: one iterator for
 prediction and evaluation, on files and on rows in memory.
 
 Memory holds a few thousand rows of a table or a few hundred images, for a file of any size; an .npz of arrays is read
-as a whole. Labels are read only if they are asked for. Errors name a column and the number of a row, and quote no cell.
+as a whole. Labels are read only if requested. Errors name a column and the number of a row, and quote no cell.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WANTED = {
 
 @runtime_checkable
 class Frame(Protocol):
-    """A table in memory, such as pandas and polars have: the names of its columns, and each by its name."""
+    """A table in memory, such as a data frame of pandas or polars: its column names, and each column by its name."""
 
     @property
     def columns(self) -> Any:
@@ -148,7 +148,7 @@ def _iterate_folder(root: Path, description: Description, inputs: Inputs, labell
 
 
 def _label_by_folder(root: Path, paths: list[Path], classes: tuple[str, ...]) -> list[int]:
-    """The place of every image's class, which is the name of its folder in ``root``."""
+    """The index of every image's class, which is the name of its folder in ``root``."""
     places = {name: place for place, name in enumerate(classes)}
     folders = [path.relative_to(root).parts[0] for path in paths]
     for folder in dict.fromkeys(folders):
@@ -177,7 +177,7 @@ def _check_shape(features: Tensor, inputs: Inputs) -> Tensor:
 
 
 def _map_range(pixels: Tensor, inputs: Inputs) -> Tensor:
-    """Images from their public range to what the network takes: x′ = (x − low)·(b − a)/(high − low) + a."""
+    """Map images from their public range to the network's: x′ = (x − low)·(b − a)/(high − low) + a."""
     low, high = inputs.low, inputs.high
     if low is None or high is None:
         raise InvalidInputError("this release does not state the range of a pixel: give a tensor of encoded inputs")
