@@ -29,7 +29,7 @@ _beside: list[Path] = []
 
 
 def cached(solver: str, question: Mapping[str, object], solve: Callable[[], Arrays]) -> Arrays:
-    """The stored answer to this solver's question if there is a sound one, else solve() stored."""
+    """The stored result for these inputs if it is valid; else the result of ``solve()``, which is stored."""
     text = json.dumps({"solver": solver, "version": VERSION, **_plain(question)}, sort_keys=True)
     name = f"{solver}-{hashlib.sha256(text.encode()).hexdigest()[:32]}.npz"
     places = [place / name for place in (*_beside, find_cache() / "matrices")]
@@ -45,7 +45,7 @@ def cached(solver: str, question: Mapping[str, object], solve: Callable[[], Arra
 
 @contextlib.contextmanager
 def kept_in(place: Path) -> Iterator[None]:
-    """Within this block answers are looked for in ``place`` first and kept there too.
+    """Within this block results are read from ``place`` first, and stored there too.
 
     Two computations of one matrix agree to rounding only. A run that must resume to the same bits stores its own."""
     _beside.append(place)
@@ -71,7 +71,7 @@ def _digest(arrays: Arrays) -> str:
 
 
 def _parse(question: str, file: IO[bytes]) -> Arrays:
-    """The arrays of a file that is whole and answers this question; else a ValueError."""
+    """The arrays of a complete file for these inputs; ValueError for any other file."""
     with np.load(file, allow_pickle=False) as archive:
         found = {name: archive[name] for name in archive.files}
     asked, digest = str(found.pop("question", "")), str(found.pop("digest", ""))

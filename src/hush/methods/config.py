@@ -41,7 +41,7 @@ class PlanConfig(PlanSettings):
         ),
     )
     assumptions: tuple[str, ...] = field(
-        default=(), kw_only=True, metadata=option("What the guarantee assumes of the data beside it.", PRIVACY)
+        default=(), kw_only=True, metadata=option("Additional assumptions of the guarantee, as sentences.", PRIVACY)
     )
     composed: tuple[ComposedRelease, ...] = field(
         default=(),
