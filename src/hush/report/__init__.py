@@ -58,7 +58,7 @@ def write_report(
         out: the file to write; report.html (.md, .tex) unless given, for a run in its own directory.
         format: ``html``, ``markdown`` (with its figures as files) or ``latex`` (a table); a run is always html.
         audits: a file of `hush audit --store` or `--update`, for a store; audit.jsonl in or next to it unless given.
-        tell: called with a sentence if the private page cannot be written.
+        notify: called with a sentence if the private page cannot be written.
     """
     choice(tuple(NAMES), format=format)
     source, page = Path(path), None if out is None else Path(out)

@@ -422,7 +422,7 @@ def _assumed(
 
 HEADER = """\
 # Written by `hush data inspect`, which looked at private rows: what `read_off` lists was read off them, and a guarantee
-# takes it to be public. Whoever may not know it may not have this file. Check every line, and add what is public:
+# takes it to be public: give this file only to people who may know it. Check every line, and add what is public:
 # classes, ranges (low, high) and categories (values), from knowledge of the subject and not from the rows.
 """
 
