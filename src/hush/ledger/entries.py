@@ -229,7 +229,7 @@ def _cost(entry: dict[str, Any]) -> Cost:
     assumptions = tuple(str(text) for text in entry.get("assumptions", ()))
     lost, composed = float(entry.get("lost", 0.0)), float(entry.get("beside", 0.0))
     if not 0 <= lost < 1 or not 0 <= composed <= 1:
-        raise ValueError(f"the lost δ must be in [0, 1) and that of compositions in [0, 1], got {lost:g} and {composed:g}")
+        raise ValueError(f"lost δ must be in [0, 1) and that of compositions in [0, 1], got {lost:g} and {composed:g}")
     scope = _scope_of(entry)
     check_halves(scope, entry["adjacency"], entry["status"])
     own = Cost(entry["adjacency"], entry["status"], delta, built, points, assumptions, lost, composed)

@@ -1,4 +1,4 @@
-"""Reads the rows of a table in chunks of some thousands: .csv and .parquet of any length, one file or several.
+"""Read the rows of a table in chunks of a few thousand: .csv and .parquet of any length, one file or several.
 
 Errors go to terminals, logs and public records, so they quote no cell. They name a column and the number of a row: a
 reader who has the file can find the cell, and one who has not learns nothing about it. A first line without names is a
@@ -35,8 +35,7 @@ PADDING = "\x00 \t\r\n\f\v"  # trimmed from cells of files that hold NUL bytes
 
 
 def _trim_padding(column: Any) -> Any:
-    """Text without NUL bytes and white space at the ends of a cell, where a column has NUL bytes: tables of fixed width
-    are padded with them."""
+    """Strip NUL bytes and white space from the cells of a column with NUL bytes, which pad tables of fixed width."""
     text = column.buffers()[2]
     if text is None or not (np.frombuffer(text, np.uint8) == 0).any():
         return column
@@ -57,13 +56,13 @@ Names = Mapping[str, str | None]
 
 
 def _is_table(path: Path) -> bool:
-    """Whether a file has the name of a table."""
+    """Whether the file's name has an ending of a table."""
     plain = path.with_suffix("") if path.suffix == PACKED else path
     return plain.suffix in TABLES and (plain == path or plain.suffix != ".parquet")
 
 
 def is_pattern(place: Path) -> bool:
-    """Whether a place that does not exist is a pattern of names."""
+    """Whether a path that does not exist is a pattern of names."""
     return glob.has_magic(str(place)) and not place.exists()
 
 
@@ -75,7 +74,7 @@ def holds_table(place: Path) -> bool:
 
 
 def name_table(place: Path) -> str:
-    """What a table is called: its file or folder without endings; of a pattern, the folder that it looks in."""
+    """The name of a table: that of its file or folder without endings; of a pattern, its folder."""
     if is_pattern(place):
         return place.parent.name or "table"
     return place.with_suffix("").stem if place.suffix == PACKED else place.stem
@@ -103,7 +102,7 @@ def find_parts(place: Path) -> tuple[Path, ...]:
 
 
 def _check_agreement(parts: Sequence[Path], read_names: Callable[[Path], Names]) -> None:
-    """Refuse parts of which one has other columns than the first, or text where the first has numbers."""
+    """Raise for a part that has other columns than the first, or text where the first has numbers."""
     if len(parts) < 2:
         return
     first = read_names(parts[0])
@@ -130,7 +129,7 @@ def _compare(first: Names, other: Names, one: Path, two: Path) -> None:
 
 
 def estimate_rows(parts: Sequence[Path]) -> int:
-    """About how many rows the parts have: what parquet files say, and of text its length by that of its first rows."""
+    """The approximate number of rows: from the metadata of parquet files, and from the first rows of text."""
     return sum(map(_estimate, parts))
 
 
@@ -156,7 +155,7 @@ def _count_parquet(part: Path) -> int:
 
 
 def _list_folder(folder: Path) -> list[Path]:
-    """What lies in a folder, without what programs leave there (``_SUCCESS``, ``.part-0.crc``)."""
+    """The entries of a folder, without the marker files of other programs (``_SUCCESS``, ``.part-0.crc``)."""
     return sorted(path for path in folder.iterdir() if not path.name.startswith((".", "_")))
 
 
@@ -185,7 +184,7 @@ class ArrowChunk(Mapping[str, Cells]):
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """The number of rows."""
         return int(self._batch.num_rows)
 
     def __getitem__(self, name: str) -> Cells:
@@ -288,7 +287,7 @@ def _read_csv(path: Path, exact: str, columns: Collection[str] | None) -> Iterat
 
 
 def _explain_csv(path: Path, wrong: Sequence[Any], said: str) -> DataError:
-    """What is wrong with a file that Arrow does not read; its own words may quote a cell."""
+    """The error of a file that Arrow cannot read, without Arrow's message, which may quote a cell."""
     if wrong:
         row = wrong[-1]
         found = f"has {row.actual_columns} cells where the header has {row.expected_columns}"
@@ -373,7 +372,7 @@ def _read_parquet_names(path: Path) -> Names:
 
 
 def _name_type(kind: Any) -> str | None:
-    """What a typed column holds, where parts of a table must agree; None where it holds nothing."""
+    """The type of a typed column, in which all parts of a table must agree; None for an empty column."""
     if pa.types.is_null(kind):
         return None
     if _is_number(kind):
@@ -409,7 +408,7 @@ def _is_bytes(kind: Any) -> bool:
 
 
 def _read_column(name: str, column: Any, path: Path) -> Cells:
-    """A column's cells: numbers as float64, each rounded by itself, and all else as text."""
+    """A column's cells: numbers as float64, each rounded alone, and other values as text."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return _read_column(name, column.dictionary_decode(), path)
@@ -495,7 +494,7 @@ class ReadProgress:
         self._doing, self._rows = "", 0
 
     def begin(self, doing: str) -> None:
-        """A pass begins: what is being done."""
+        """Begin a pass with this description."""
         self._doing, self._rows = doing, 0
 
     def count(self, rows: int) -> None:
@@ -507,7 +506,7 @@ class ReadProgress:
             self._notify(f"{self._doing} '{self._name}': {_group(self._rows)} of about {_group(total)} rows …")
 
     def finish(self, rows: int, columns: int) -> None:
-        """All is read; said if it took long."""
+        """End the pass; report it if it took long."""
         seconds = self._now() - self._began
         if seconds >= PATIENCE:
             self._notify(f"read {_group(rows)} rows of {columns} columns in {seconds:.0f} s")

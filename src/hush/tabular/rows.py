@@ -1,4 +1,4 @@
-"""The rows of a table as numbers by a schema: in memory where it is short, in a mapped file where it is long.
+"""The rows of a table as numbers by a schema: in memory if it is short, in a mapped file if it is long.
 
 One batch of rows is encoded at a time, each row by itself. The mapped file holds every row, so it is private: it has no
 name (it is unlinked when it is created, in the folder of the run or that of temporary files), only its owner may open
@@ -35,8 +35,8 @@ Encoded = tuple[NDArray[np.float32], NDArray[Any] | None]
 
 @dataclass(frozen=True, eq=False)
 class RowSubset:
-    """Some rows of tensors that stay where they are, in this order: a `hush.data_source.Source` whose parts may be
-    larger than memory, because only the requested rows are copied."""
+    """Some rows of tensors, in this order, without a copy of the tensors: a `hush.data_source.Source` whose parts may
+    be larger than memory, because only the requested rows are copied."""
 
     tensors: tuple[Tensor, ...]
     rows: Tensor
@@ -50,7 +50,7 @@ class RowSubset:
         return tuple(tensor[rows] for tensor in self.tensors)
 
     def pick(self, places: Tensor) -> RowSubset:
-        """Those of the rows at these places."""
+        """The rows with these indices."""
         return RowSubset(self.tensors, self.rows[places])
 
     def change_last(self, change: Callable[[Tensor], Tensor]) -> RowSubset:
@@ -82,7 +82,7 @@ def read_table(path: Path, schema: Schema, count: Count = lambda rows: None) -> 
 
 
 def map_rows(chunks: Iterator[Encoded], folder: Path | None = None) -> tuple[Tensor, Tensor]:
-    """The same in a private file without a name, mapped copy-on-write; labels stay in memory."""
+    """The rows in a private file without a name, mapped copy-on-write; labels stay in memory."""
     labels: list[NDArray[Any]] = []
     shape: tuple[int, ...] = ()
     count = 0
@@ -113,7 +113,7 @@ def encode_table(
     place: Path, schema: Schema, count: Count = lambda rows: None, *, labelled: bool = True
 ) -> Iterator[Encoded]:
     """The rows of a table in batches, with their labels unless ``labelled`` is false; ``count`` is called with the
-    number of rows of each. The one iterator over rows: training, prediction and evaluation read them here."""
+    number of rows of each. Training, prediction and evaluation all read rows by this iterator."""
     part, done, total = place, 0, 0
     wanted = [column.name for column in schema.features] + [schema.target] * labelled
     for path, chunk in read_chunks_by_part(place, columns=wanted):
@@ -128,7 +128,7 @@ def encode_table(
 
 
 def encode_chunk(chunk: Chunk, schema: Schema, done: int, path: Path | str) -> NDArray[np.float32]:
-    """Some rows, of which ``done`` went before, as numbers and category codes (n, columns); ``path`` is for errors."""
+    """Some rows, after ``done`` others, as numbers and category codes (n, columns); ``path`` is for errors."""
     for column in schema.features:
         if column.name not in chunk:
             raise no_column(column.name, chunk, path)
@@ -144,7 +144,7 @@ def encode_chunk(chunk: Chunk, schema: Schema, done: int, path: Path | str) -> N
 
 
 def read_labels(chunk: Chunk, schema: Schema, done: int, path: Path | str) -> NDArray[Any]:
-    """The places of the rows' classes, or the numbers to predict where the schema has no classes."""
+    """The indices of the rows' classes, or the numbers to predict if the schema has no classes."""
     if schema.target not in chunk:
         raise no_column(schema.target, chunk, path)
     cells = chunk[schema.target]
