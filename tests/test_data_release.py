@@ -67,7 +67,7 @@ def start_on_pairs(part: DataRelease) -> Run:
 @pytest.fixture(autouse=True)
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test is a process of its own, as far as noise that was drawn is concerned."""
-    monkeypatch.setattr("hush.data_release._met", {})
+    monkeypatch.setattr("hush.data_release._noised_content", {})
     monkeypatch.setattr("hush.data_release._made", {})
 
 
@@ -231,7 +231,7 @@ def test_the_same_noise_never_meets_other_data(tmp_path: Path, monkeypatch: pyte
         make_releases(again, [part_for(other[0])], tmp_path)
     with pytest.raises(ResumeError):
         make_releases(again, [part_for(other[0])])  # in this process, with nothing kept
-    monkeypatch.setattr("hush.data_release._met", {})  # in another process the file knows
+    monkeypatch.setattr("hush.data_release._noised_content", {})  # in another process the file knows
     with pytest.raises(ResumeError):
         make_releases(again, [part_for(other[0])], tmp_path)
     one = rows[0].clone()
@@ -250,7 +250,7 @@ def test_the_same_noise_never_comes_at_two_scales(tmp_path: Path, monkeypatch: p
     for folder in (None, tmp_path):
         with pytest.raises(ResumeError):
             make_releases(start(rows, more, secret), [more], folder)
-        monkeypatch.setattr("hush.data_release._met", {})
+        monkeypatch.setattr("hush.data_release._noised_content", {})
 
 
 def test_one_entry_of_the_plan_pays_for_one_release() -> None:

@@ -272,7 +272,7 @@ class Covered(Protocol):
         ...
 
 
-_met: dict[str, str] = {}  # the content that each secret's noise was added to in this process
+_noised_content: dict[str, str] = {}  # the content that each secret's noise was added to in this process
 _made: dict[tuple[str, str], set[str]] = {}  # the parts of a run that were made for each entry of its plan
 
 
@@ -290,7 +290,7 @@ def make_releases(run: Covered, parts: Sequence[DataRelease], folder: Path | Non
             part,
             run.secret.first.child(streams.data_release(part.key)),
             None if folder is None else folder / NAMED.format(key=part.key),
-            _met,
+            _noised_content,
         )
         for part in parts
     }
@@ -301,12 +301,12 @@ def find_releases(folder: Path) -> list[Path]:
     return sorted(folder.glob(NAMED.format(key="*")))
 
 
-def _make(run: Covered, part: DataRelease, secret: Secret, path: Path | None, met: dict[str, str]) -> Values:
-    """Charge, record, release, save. ``met`` has the content that each secret's noise was added to in this process."""
+def _make(run: Covered, part: DataRelease, secret: Secret, path: Path | None, noised: dict[str, str]) -> Values:
+    """Charge, record, release, save. ``noised`` has the content that each secret's noise was added to so far."""
     content = _digest(secret, part)
     kept = None if path is None else _read(path)
     known = kept if kept is not None and kept.noise == secret.name else None
-    _check_same(met.setdefault(secret.name, content) if known is None else known.content, content, part)
+    _check_same(noised.setdefault(secret.name, content) if known is None else known.content, content, part)
     if run.next == 0:
         run.charge()  # also if the values exist: a run may be resumed with another ledger
     elif known is None:

@@ -333,8 +333,8 @@ def claim_attempts(plan: Plan, attempts: Iterable[Replay]) -> tuple[Claim, ...]:
     own = _own_claims(plan, sum(attempt.taken for attempt in taken))
     if own is not None:
         return tuple(_as_run(plan, _give_reason(claim, reason), len(taken)) for claim in own)
-    anew = is_drawn_anew(plan)
-    training = [_claim_training(plan, a.taken, start=a.start if anew else 0) for a in taken]
+    independent = is_drawn_anew(plan)
+    training = [_claim_training(plan, a.taken, start=a.start if independent else 0) for a in taken]
     parts = [_find_proven(plan, claims) for claims in training]
     event = parts[0] if len(parts) == 1 else dp_event.ComposedDpEvent(parts)
     return (_as_run(plan, Claim(event, plan.neighbours, "proven", reason), len(taken)),)

@@ -151,8 +151,8 @@ def price_search(
 ) -> Plan:
     """The plan that every trial is accounted by, with the noise for which the whole search costs ``epsilon``.
 
-    ``make`` gives the plan of a candidate; without an ε at the noise it has, and the plan gets the smallest ceiling
-    that the search stays below. The finite precision of the noise is that of `TRIAL_PAIRS` pairs, and the tails of
+    ``make`` gives the plan of a candidate; without an ε the noise is the plan's, and the plan gets the smallest ceiling
+    above the cost of the search. The finite precision of the noise is that of `TRIAL_PAIRS` pairs, and the tails of
     noise that is not independent take their largest share of δ, because the number of coordinates is known only when a
     trial starts."""
     trials = Trials(mean_trials, shape, epsilon or CEILINGS[-1])
@@ -171,7 +171,7 @@ def price_search(
     if epsilon is not None:
         if most.delta_left() <= 0:
             raise NotProvenError(
-                f"at ε = {epsilon:g} what trials lose of δ cannot be counted: give a smaller ε, or fewer trials"
+                f"at ε = {epsilon:g} the δ that trials lose cannot be bounded: give a smaller ε, or fewer trials"
             )
         return most.with_epsilon(epsilon)
     for ceiling in CEILINGS:
@@ -209,7 +209,9 @@ def run_trials(
         own = replace(make(candidate), sigma=plan.sigma, tails=plan.tails, precision=plan.precision)
         own = replace(own, trials=plan.trials)
         if not _costs_the_same(plan, own):
-            raise NotProvenError("this candidate has another privacy event than the search was accounted for")
+            raise NotProvenError(
+                "this candidate changes the privacy event that the search was accounted for: search other settings"
+            )
         return train(own)
 
     assert plan.trials is not None
@@ -251,17 +253,17 @@ def tune(
 
     Args:
         model, losses, data, groups: as for `hush.train`; every trial starts from a copy of ``model``.
-        score: ``score(model)``, the larger the better. It must look at public data alone, which becomes a condition of
+        score: ``score(model)``, the larger the better. It must use only public data, which becomes a condition of
             the guarantee, and must not print or store anything: only the best trial may be released.
-        search: what is drawn for every trial: ``(low, high)`` evenly in the logarithm, or a list of values. It may name
-            what leaves the privacy event unchanged, such as lr and clip; ``{"lr": (0.05, 5.0)}`` unless given.
-        mean_trials, shape: how many trials there are on average, and how their number is distributed (1 geometric, 0
-            logarithmic, inf Poisson).
-        directory: where the release is written; a search cannot be resumed.
+        search: the settings drawn for every trial: ``(low, high)``, uniform in the logarithm, or a list of values. Only
+            settings that do not change the privacy event, such as lr and clip; by default ``{"lr": (0.05, 5.0)}``.
+        mean_trials, shape: the mean number of trials, and the shape of its distribution (1 geometric, 0 logarithmic,
+            inf Poisson).
+        directory: the folder of the release; a search cannot be resumed.
         ledger, dataset: the whole search is charged as one entry before the first trial.
         options: further settings of `hush.train` and of the method, such as epochs and batch_size.
 
-    Returns None if the search gave no model, which is one of its outcomes; its cost is spent.
+    Returns None if the search gave no model, which is a possible outcome; its cost is spent.
     """
     if ledger is not None and dataset is None:
         raise InvalidInputError("a ledger needs the name of the data: give dataset='…'")
@@ -287,7 +289,7 @@ def tune(
     out = None if directory is None else Path(directory)
     with open_search(out):
         plan = price_search(space, make, epsilon=epsilon, mean_trials=mean_trials, shape=shape)
-        first = start(plan)  # what would fail in every trial fails before anything is charged
+        first = start(plan)  # errors that every trial would have are raised before anything is charged
         first.check_arithmetic()
         RunDirectory(out, False).check_release(first, dataset=dataset or "")
         if ledger is not None and dataset is not None:
@@ -317,7 +319,7 @@ def select_best(
     trials: Trials, space: Space, run_trial: Callable[[Candidate], tuple[float, Model]], secret: Secret | None = None
 ) -> Winner[Model] | None:
     """The best of a secret number of trials, or None if there is none; ``run_trial`` returns a score (larger is
-    better) and its model. Nothing of the other trials is kept."""
+    better) and its model. The other trials are discarded."""
     source = generator(secret or Secret.fresh(), streams.TRIALS, 0)
     best: Winner[Model] | None = None
     for _ in range(trials.count(float(source.random()))):
@@ -328,7 +330,7 @@ def select_best(
 
 
 def _try(run_trial: Callable[[Candidate], tuple[float, Model]], candidate: Candidate) -> Winner[Model] | None:
-    """Run a trial; one that fails, or whose score is NaN, gets the worst score, whatever the reason."""
+    """Run a trial; one that fails for any reason, or whose score is NaN, gets the worst score."""
     try:
         with _keep_silent():
             score, made = run_trial(candidate)

@@ -20,10 +20,9 @@ from scipy.stats import norm
 from hush.accounting.accountant import epsilon
 from hush.accounting.gaussian import gaussian_delta
 from hush.accounting.noise_tails import REACH, SHARE, Tails, check_std, grid
-from hush.errors import InvalidInputError, NotProvenError
+from hush.errors import FormatError, InvalidInputError, NotProvenError
 from hush.ledger.book import Ledger
 from hush.ledger.chain import entry_hash
-from hush.ledger.entries import OLDER
 from hush.ledger.run_account import Account
 from hush.ledger.total import WHOLE_ROW, Cost, add_up, use_filter
 from hush.textbook.gaussian import NUMPY_REACH, private_mean
@@ -209,23 +208,16 @@ def test_a_private_mean_leaves_delta_for_its_tails(calibration):
     assert own + tails <= 1e-6 * (1 + 1e-9)
 
 
-class TestOlderLines:
-    """A run that a version began which said neither how far a run can go nor what rounding costs."""
+def test_a_line_of_a_version_without_lost_delta_is_refused(path):
+    Account(Ledger(path), "d", run="a", method="dp-sgd", planned=100, cost=losing).charge()
+    without(path, "limit", "whole", "whole_lost", "lost")
+    with pytest.raises(FormatError, match="line 2"):
+        Ledger(path)
 
-    def older(self, path: Path, planned: int) -> None:
-        account = Account(Ledger(path), "d", run="a", method="dp-sgd", planned=planned, cost=losing)
-        account.charge()
-        without(path, "limit", "whole", "whole_lost", "lost")
 
-    def test_they_say_what_they_assume(self, path):
-        self.older(path, 100)
-        found = Ledger(path).total("d", 1e-5)
-        assert (found.status, found.assumptions) == ("proven", (OLDER,))
-        assert "rounding moved no sum" in found.sentence()
-
-    def test_a_spend_by_hand_assumes_nothing_of_the_kind(self, path):
-        Ledger(path).add("d", 1.0, 1e-5, run="census")
-        assert Ledger(path).total("d", 1e-5).assumptions == ()
+def test_a_spend_by_hand_assumes_nothing(path):
+    Ledger(path).add("d", 1.0, 1e-5, run="census")
+    assert Ledger(path).total("d", 1e-5).assumptions == ()
 
 
 class TestALossThatIsForOneEpsilon:

@@ -28,8 +28,8 @@ from hush.accounting.tradeoff import (
     curve_of_event,
     curve_of_guarantee,
     curve_of_points,
+    describe_curve,
     detection,
-    in_words,
 )
 from hush.errors import InvalidInputError
 
@@ -317,7 +317,7 @@ def test_no_attacker_on_a_small_space_does_better(masses: list, prior: float, ex
 
 
 def test_words_for_a_person() -> None:
-    told = in_words(curve_of_points([(1.0, 0.0)]))
+    told = describe_curve(curve_of_points([(1.0, 0.0)]))
     first, second, third = told.sentences
     assert "50:50 whether you are in the data" in first
     assert "right 74 times in 100" in first  # 73.1, rounded up
@@ -329,8 +329,8 @@ def test_words_for_a_person() -> None:
 
 
 def test_nothing_learnt_and_everything_learnt_read_as_that() -> None:
-    assert in_words(GaussianCurve(0.0)).rows[2] == ("50 %", "50", "50", "50", "50 %")
-    told = in_words(GaussianCurve(math.inf))
+    assert describe_curve(GaussianCurve(0.0)).rows[2] == ("50 %", "50", "50", "50", "50 %")
+    told = describe_curve(GaussianCurve(math.inf))
     assert "right 100 times in 100" in told.sentences[0]
     assert told.rows[0][2] == "100"
     assert told.rows[0][4] == "100 %"
@@ -350,7 +350,7 @@ def test_nothing_learnt_and_everything_learnt_read_as_that() -> None:
     ],
 )
 def test_words_ask_what_neighbours_differ_in(adjacency: str, unit: str, words: str) -> None:
-    assert words in in_words(GaussianCurve(1.0), adjacency=adjacency, unit=unit).sentences[0]
+    assert words in describe_curve(GaussianCurve(1.0), adjacency=adjacency, unit=unit).sentences[0]
 
 
 def test_priors_are_probabilities() -> None:

@@ -120,7 +120,7 @@ def test_labels_are_not_looked_at(here: Path, capsys) -> None:
 def test_rows_in_pieces_give_the_same_file(here: Path, capsys, monkeypatch) -> None:
     assert call(capsys, "predict", "table", "my.csv", "--out", "whole.csv")[0] == 0
     monkeypatch.setattr(reader, "BLOCK", 150)
-    lengths = [len(next(iter(piece.values()))) for piece in reader.pieces(Path("my.csv"))]
+    lengths = [len(next(iter(piece.values()))) for piece in reader.read_chunks(Path("my.csv"))]
     assert max(lengths) < 20
     assert call(capsys, "predict", "table", "my.csv", "--out", "pieces.csv")[0] == 0
     assert call(capsys, "predict", "table", "my.csv", "--out", "pieces.parquet")[0] == 0

@@ -430,7 +430,7 @@ def test_stopped_at_the_release_it_goes_on_to_the_same_bits(
 ) -> None:
     """Killed before the release is made, or when it is made and not used: the ledger covers it, and the run that goes
     on is the one that was never stopped."""
-    monkeypatch.setattr("hush.data_release._met", {})
+    monkeypatch.setattr("hush.data_release._noised_content", {})
     options = (
         "--epsilon",
         8,
@@ -516,9 +516,9 @@ def _interrupt_after(steps: Any, count: int) -> Any:
 
 
 REFUSED = [
-    (("--private-ranges", 1), "takes a share of ε above 0 and below 1, such as 0.1"),
-    (("--private-ranges", 0), "takes a share of ε above 0 and below 1, such as 0.1"),
-    (("--private-ranges", "nan"), "takes a share of ε above 0 and below 1, such as 0.1"),
+    (("--private-ranges", 1), "takes a share of ε in (0, 1), got 1"),
+    (("--private-ranges", 0), "takes a share of ε in (0, 1), got 0"),
+    (("--private-ranges", "nan"), "takes a share of ε in (0, 1), got nan"),
     (("--private-ranges", 0.6, "--class-weights", "private:0.5"), "take 1.1 of ε and leave nothing for it: give less"),
     (("--class-weights", "private:much"), "--class-weights private:SHARE takes a share of ε such as 0.05, got 'much'"),
     (("--private-ranges", 0.1, "--public", "ranges+classes"), "has a public range already: leave --private-ranges out"),

@@ -12,6 +12,21 @@ from hush.ledger.total import Cost
 
 GAUSS = dp_event.GaussianDpEvent
 POISSON = dp_event.PoissonSampledDpEvent(0.01, GAUSS(1.0))
+SPEND_LINE = {
+    "kind": "spend",
+    "dataset": "d",
+    "run": "a",
+    "method": "m",
+    "steps": 1,
+    "planned": 1,
+    "limit": 1,
+    "at": "now",
+    "adjacency": "add-remove",
+    "status": "proven",
+    "delta": 1e-5,
+    "event": None,
+    "points": [[1e-5, 1.0]],
+}  # of a spend, as hush writes it
 
 
 def poisson(steps: int, status: str = "proven", adjacency: str = "add-remove", delta: float = 1e-5) -> Cost:

@@ -12,7 +12,7 @@ import pytest
 from hush.errors import InvalidInputError
 from hush.ledger.book import Ledger
 from hush.ledger.chain import Damaged, entry_hash
-from ledger_accounts import account
+from ledger_accounts import SPEND_LINE, account
 
 
 class TestDamage:
@@ -194,21 +194,7 @@ class TestFilesOfOthers:
 class TestCraftedLines:
     """Lines whose hash fits and whose content does not."""
 
-    GOOD: ClassVar = {
-        "kind": "spend",
-        "dataset": "d",
-        "run": "a",
-        "method": "m",
-        "steps": 1,
-        "planned": 1,
-        "limit": 1,
-        "at": "now",
-        "adjacency": "add-remove",
-        "status": "proven",
-        "delta": 1e-5,
-        "event": None,
-        "points": [[1e-5, 1.0]],
-    }
+    GOOD: ClassVar = SPEND_LINE
 
     @pytest.mark.parametrize(
         "wrong",

@@ -25,7 +25,7 @@ from hush.ledger.entries import Budget
 from hush.ledger.run_account import Account, cost_of
 from hush.ledger.total import FIXED, Cost, Scope, add_up, coarsen, count_changes, group_privacy, use_filter
 from hush.methods import make_plan
-from ledger_accounts import GAUSS, POISSON, account, gaussian, poisson
+from ledger_accounts import GAUSS, POISSON, SPEND_LINE, account, gaussian, poisson
 
 
 class TestTotal:
@@ -476,19 +476,9 @@ class TestLines:
         assert Ledger(path).total("d", scope=Scope(PATIENT)).epsilon == 1.5
 
     SCOPED = {
+        **SPEND_LINE,
         "kind": "scoped spend",
-        "dataset": "d",
-        "run": "a",
-        "method": "m",
-        "steps": 1,
-        "planned": 1,
-        "limit": 1,
-        "at": "now",
         "adjacency": "replace",
-        "status": "proven",
-        "delta": 1e-5,
-        "event": None,
-        "points": [[1e-5, 1.0]],
         "unit": PATIENT,
         "protects": "features",
     }

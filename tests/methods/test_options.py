@@ -142,7 +142,7 @@ def test_adaptive_clipping_keeps_its_units() -> None:
 
 @pytest.mark.parametrize("method", OWN_RULE)
 def test_a_method_that_is_its_rule_refuses_another(method) -> None:
-    with pytest.raises(InvalidInputError, match=f"what makes method '{method}'.* use dp-sgd"):
+    with pytest.raises(InvalidInputError, match=f"'{method}'.* dp-sgd"):
         plan(method)
 
 

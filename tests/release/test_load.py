@@ -246,7 +246,7 @@ def test_a_module_of_ones_own_is_loaded_into_one_that_is_given(tmp_path) -> None
         ({"source": "shipped", "name": "logistic", "arguments": {"features": 4, "code": "x"}}, "do not fit"),
         ({"source": "factory", "name": "os:system", "arguments": {"command": "x"}}, "not run unless you trust it"),
         ({"source": "pickle", "name": "x"}, "architecture"),
-        ({"run": "x"}, "an entry 'run' that none has"),
+        ({"run": "x"}, "the unknown entry 'run'"),
     ],
 )
 def test_a_description_that_names_code_is_refused(change, sentence, tmp_path) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from hush.accounting import guarantee
 from hush.accounting.guarantee import Guarantee
-from hush.accounting.tradeoff import best_odds, curve_of_event, curve_of_guarantee, curve_of_points, in_words
+from hush.accounting.tradeoff import best_odds, curve_of_event, curve_of_guarantee, curve_of_points, describe_curve
 from hush.errors import InvalidInputError
 from hush.guarantees import make_card
 from hush.methods import make_plan
@@ -154,9 +154,9 @@ def test_a_card_may_name_the_facts_itself(card: dict[str, Any], page: str, text:
 
 def test_the_numbers_are_those_of_the_odds(card: dict[str, Any], page: str, text: str) -> None:
     plan = make_plan("dp-sgd", **SMALL, epsilon=3.0).with_arithmetic()
-    words = in_words(curve_of_guarantee(plan.guarantee()), adjacency="zero-out", unit="example")
+    words = describe_curve(curve_of_guarantee(plan.guarantee()), adjacency="zero-out", unit="example")
     shown = Shown(page).text
-    person = in_words(curve_of_guarantee(plan.guarantee()), adjacency="zero-out", unit="person")
+    person = describe_curve(curve_of_guarantee(plan.guarantee()), adjacency="zero-out", unit="person")
     for sentence in (words.sentences[0], words.sentences[-1], person.sentences[0]):
         assert sentence in shown
         assert sentence in text
@@ -177,7 +177,7 @@ def test_the_worst_case_is_rare_and_not_ruled_out(card: dict[str, Any], adjacenc
     true = [100 * best_odds(curve, 0.5, exception=rare).belief for rare in (0.01, 0.0001)]
     assert all(0 <= shown - exact <= 0.1 for shown, exact in zip(beliefs, true, strict=True))
     assert told.endswith(("at most 1 in 10\u00a0000.", "at most 1 in 10 000."))
-    assert in_words(curve, adjacency=adjacency, unit="example").rows[-1][-1] == f"{beliefs[0]:g} %"
+    assert describe_curve(curve, adjacency=adjacency, unit="example").rows[-1][-1] == f"{beliefs[0]:g} %"
 
 
 def test_a_delta_that_allows_certainty_is_told() -> None:
@@ -200,7 +200,7 @@ def test_a_card_without_event_falls_back_to_its_two_numbers(card: dict[str, Any]
     del old["guarantee"]["event_json"]
     shown = Shown(render_privacy_page(old, **GIVEN)).text
     stated = curve_of_points([(card["guarantee"]["epsilon"], 1e-5)])
-    assert in_words(stated, adjacency="zero-out", unit="example").sentences[0] in shown
+    assert describe_curve(stated, adjacency="zero-out", unit="example").sentences[0] in shown
     assert "computed from the two numbers below alone and rounded up. The true ones may be far lower." in shown
 
 
@@ -555,7 +555,7 @@ def test_nothing_proven_is_nothing_protected(card_parts) -> None:
 def test_an_attacker_knows_the_other_half(half: Any) -> None:
     plan = make_plan("dp-sgd", examples=600, batch_size=60, epochs=2, epsilon=3.0)
     curve = curve_of_guarantee(plan.guarantee())
-    whole, part = (in_words(curve, adjacency="replace", unit="patient", protects=p) for p in ("example", half))
+    whole, part = (describe_curve(curve, adjacency="replace", unit="patient", protects=p) for p in ("example", half))
     assert whole.rows == part.rows  # the numbers are the curve's
     other = "labels" if half == "features" else "features"
     assert f"every other patient and this one's {other}" in part.sentences[0]

@@ -202,7 +202,7 @@ def test_missing_values_do_not_contribute() -> None:
 def test_columns_in_pieces_are_counted_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, weights = people(1000), weigh_units(np.arange(1000) // 3)
     whole = count_octaves(rows, [0, 2], weights), count_spans(rows, [0], [(0.0, 100.0)], weights)
-    monkeypatch.setattr("hush.statistics.ranges.PIECE", 7)
+    monkeypatch.setattr("hush.statistics.ranges.CHUNK", 7)
     assert np.array_equal(whole[0], count_octaves(rows, [0, 2], weights))
     assert np.array_equal(whole[1], count_spans(rows, [0], [(0.0, 100.0)], weights))
     assert whole[1].shape == (1, FINE)

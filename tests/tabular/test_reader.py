@@ -20,7 +20,7 @@ from hush.tabular.cells import LONGEST_NUMBER, TextColumn, is_missing, map_texts
 from hush.tabular.columns import Number
 from hush.tabular.columns.number import numbers
 from hush.tabular.problem import from_files
-from hush.tabular.reader import ReadProgress, estimate_rows, find_parts, holds_table, pieces
+from hush.tabular.reader import ReadProgress, estimate_rows, find_parts, holds_table, read_chunks
 from hush.tabular.rows import read_table
 from hush.tabular.schema import read_schema
 from schemas import infer_schema
@@ -83,9 +83,9 @@ def test_a_piece_may_end_after_any_row(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_block_may_end_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     path = write_parts(tmp_path, ()) / "part-000.csv"
     whole = read(path)
-    cells = [cell for piece in pieces(path) for row in zip(*piece.values(), strict=True) for cell in row]
+    cells = [cell for chunk in read_chunks(path) for row in zip(*chunk.values(), strict=True) for cell in row]
     monkeypatch.setattr(reader, "BLOCK", block)
-    assert [cell for piece in pieces(path) for row in zip(*piece.values(), strict=True) for cell in row] == cells
+    assert [cell for chunk in read_chunks(path) for row in zip(*chunk.values(), strict=True) for cell in row] == cells
     check_same(read(path), whole)
 
 
@@ -285,7 +285,7 @@ def test_a_table_of_sixty_thousand_columns(tmp_path) -> None:
     names = ",".join(f"c{i}" for i in range(60_000))
     (tmp_path / "wide.csv").write_text(f"{names}\n{','.join(['1'] * 60_000)}\n")
     with pytest.raises(InvalidInputError, match="60000.*10000"):
-        list(pieces(tmp_path / "wide.csv"))
+        list(read_chunks(tmp_path / "wide.csv"))
 
 
 def test_one_long_cell_does_not_widen_the_others() -> None:

@@ -35,7 +35,7 @@ from hush.tabular.columns.date import DOTTED, parse_date
 from hush.tabular.columns.number import WAVES
 from hush.tabular.inspect import inspect_table, write_toml
 from hush.tabular.problem import from_files
-from hush.tabular.rows import Encoded, RowSubset, encode_piece, map_rows, pick_all, read_table
+from hush.tabular.rows import Encoded, RowSubset, encode_chunk, map_rows, pick_all, read_table
 from hush.tabular.schema import Schema, public_columns, read_schema
 from schemas import infer_schema
 
@@ -476,7 +476,7 @@ CELLS = {
 
 def encode() -> tuple[torch.Tensor, torch.Tensor]:
     rows = torch.from_numpy(
-        encode_piece(
+        encode_chunk(
             {name: TextColumn.of(cells) for name, cells in CELLS.items()}, Schema(COLUMNS, "y", ("u", "v")), 0, "rows"
         )
     )

@@ -11,7 +11,7 @@ example, and PoissonSampled(q, Gaussian(σ/2)) against replacing one, as that mo
 T = 1000, σ = 1, δ = 1e-5 the first costs ε = 1.828 and the second 2.843 (less than plain doubling would: the example is
 seldom sampled at all). Zero-out (one example's contribution becomes zero) costs what add-remove costs.
 
-An event may also be any object with a method ``delta_of(epsilon)``: its own privacy profile, accounted as it is.
+An event may also be any object with a method ``delta_of(epsilon)``: its privacy profile, used without an accountant.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def epsilon(
     accountant: Accountant = "pld",
     orders: tuple[float, ...] | None = None,
 ) -> float:
-    """The smallest ε that the accountant can prove for ``event`` at this δ; infinity where there is none.
+    """The smallest ε that the accountant can prove for ``event`` at this δ; infinity if there is none.
 
     ``orders`` are the Rényi orders of the rdp accountant (dp-accounting's own by default).
     """
@@ -179,7 +179,7 @@ def _imprecise_share(parts: CountedEvents, epsilon: float) -> float:
 def profile_of(
     event: Any, *, adjacency: Adjacency = "add-remove", accountant: Accountant = "pld"
 ) -> Callable[[float], float]:
-    """ε ↦ δ(ε) as the accountant proves it, to be asked at many ε: the event is composed a few times and no more.
+    """ε ↦ δ(ε) as the accountant proves it, for evaluation at many ε: the event is composed only a few times.
 
     Each composition is sharp around the question it was made for, ε = 0 or one of a few δ, and an upper bound
     everywhere; so the smallest of them is one, and of two directions the larger counts.

@@ -35,7 +35,7 @@ class Profile(Protocol):
 class FinitePrecisionDpEvent(dp_event.DpEvent):  # type: ignore[misc]  # named as dp-accounting names its events
     """The noise of the events it is composed with is drawn in finite precision (`hush.accounting.noise_precision`).
 
-    Of every dataset, the distribution M̃ of what is released and the M that the other events describe satisfy
+    For every dataset, the distribution M̃ of the output and the M that the other events describe satisfy
     M̃ ≤ eᵃM + δ₂ and M ≤ eᵃM̃ + δ₂, with a = ``log_ratio`` and δ₂ = ``delta``. If the others are (ε, δ)-private, all
     together are (ε + 2a, eᵃδ + (1 + e^(ε+a))·δ₂)-private. In a composition both numbers add up, because each release
     may be replaced in turn."""
@@ -184,7 +184,7 @@ def _poisson(event: Any, count: int) -> Iterator[tuple[Any, int]]:
     if inner.purely_gaussian and inner.mu == 0:
         return
     if inner.mu == math.inf:
-        yield dp_event.GaussianDpEvent(0.0), count  # even a rare release without noise is no release with finite ε
+        yield dp_event.GaussianDpEvent(0.0), count  # even a rare release without noise has no finite ε
     elif inner.purely_gaussian:
         yield dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(1 / inner.mu)), count
     else:
@@ -211,7 +211,7 @@ def _without_replacement(event: Any, count: int) -> Iterator[tuple[Any, int]]:
 
 
 def _read_sampled(event: Any) -> tuple[CountedEvents, Any]:
-    """The leaves of what is released of a sample, and the event of it in exact arithmetic."""
+    """The leaves of a release on a sample, and its event in exact arithmetic."""
     inner = find_leaves(event)
     return inner, event if inner == inner.ideal else rebuild(inner.ideal)
 

@@ -117,5 +117,5 @@ def gaussian_deltas(epsilon: float, mu: Array) -> Array:
     t = epsilon / some - some / 2
     first = ndtr(-t)
     second = 0.5 * np.exp(-t * t / 2) * erfcx((epsilon / some + some / 2) / math.sqrt(2))
-    rounding = 1e-14 * first  # what the difference of the two can lose
+    rounding = 1e-14 * first  # bound on the rounding error of the difference
     return np.asarray(np.where(mu > 0, np.clip((first - second) + rounding, 0.0, 1.0), 0.0))

@@ -1,16 +1,16 @@
-"""Guarantee: what is known about the privacy of a release, and the conditions under which it holds.
+"""Guarantee: the (ε, δ) of a release, its status, and the conditions under which it holds.
 
-A status says where an ε comes from: ``proven`` (it follows from the accountant), ``claimed`` (a paper's formula that
+The status is the origin of an ε: ``proven`` (it follows from the accountant), ``claimed`` (a paper's formula that
 could not be proven, or the accountant's for a run in fast arithmetic), ``refuted`` (an audit showed that it does not
-hold), ``none`` (no privacy: ordinary training). Only a proven ε reads as a guarantee, and nothing is proven by an
-infinite ε or a δ of 1: such a pair has the status
-``none``. Printed numbers are rounded up, never down. A proof rests on conditions that hush cannot check; where there
-are any, ``proven`` is printed as "proven, on conditions", and all of them are listed, the most important first.
+hold), ``none`` (no privacy: ordinary training). Only a proven ε is printed as a guarantee. An infinite ε or
+a δ of 1 proves nothing and has the status ``none``. Printed numbers are rounded up, never down. If a proof rests on
+conditions that hush cannot check, ``proven`` is printed as "proven, on conditions" and all of them are listed, the most
+important first.
 
 `refuted.json` in this folder contains the findings of audits, as a list of objects:
 ``{"method": "dp-x", "status": "claimed", "claimed_epsilon": 1.0, "epsilon_lower": 4.2, "delta": 1e-5,
-"confidence": 0.95, "source": "what was run"}``, where the confidence is that of ``epsilon_lower``. A guarantee made for
-a listed method, with the listed status, becomes refuted. ``status`` says which kind of ε the audit broke ("claimed" or
+"confidence": 0.95, "source": "what was run"}``, where the confidence is that of ``epsilon_lower``. A guarantee for a
+listed method, with the listed status, becomes refuted. ``status`` is the kind of ε that the audit refuted ("claimed" or
 "proven").
 """
 
@@ -73,12 +73,12 @@ class AuditFinding:
 class Guarantee:
     """(ε, δ) for one unit under one adjacency, with its status and its conditions.
 
-    ``protects`` says which part of a unit is covered: all of it ("example"), or only its features or its labels, where
-    the other half, and whether the unit is there at all, is taken to be public.
+    ``protects`` is the part of a unit that is covered: all of it ("example"), or only its features or its labels; then
+    the other part, and whether the unit is in the data, are public.
 
     ``assumptions`` are the conditions, the most important first; ``scope`` are notes on what ε does not cover, which
-    are no conditions. ``lost`` is the part of δ that the event does not know: at this and every larger δ, and at every
-    smaller one; None where that is not known, and then there is no ε at another δ (:meth:`at`).
+    are not conditions. ``lost`` is the part of δ that the event does not include: at this and every larger δ, and at
+    every smaller one; None if it is unknown, and then there is no ε at another δ (:meth:`at`).
 
     >>> stated = Guarantee(1.0, 1e-5, assumptions=("the number of examples is public",))
     >>> print(stated)
@@ -124,23 +124,23 @@ class Guarantee:
 
     @property
     def private(self) -> bool:
-        """Whether this is a finite ε that may be relied on."""
+        """Whether the ε is finite and proven."""
         return self.status == "proven"
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """What has to be true for this to hold and cannot be checked here, the most important first."""
+        """The conditions of the guarantee that hush cannot check, the most important first."""
         return self.assumptions
 
     def describe_status(self) -> str:
-        """The status in words: "proven, on conditions" where there are any."""
+        """The status as printed: "proven, on conditions" if it is proven and there are any."""
         return "proven, on conditions" if self.status == "proven" and self.assumptions else self.status
 
     def at(self, delta: float) -> Guarantee:
         """The guarantee of the same release at another δ, under the same conditions.
 
-        ε is recomputed from the event. What the event does not know of δ (`lost`) is subtracted first; the end of the
-        noise's tails costs more of a smaller δ, because its ε is larger."""
+        ε is recomputed from the event. The part of δ that the event does not include (`lost`) is subtracted first; the
+        tails of the noise take more of a smaller δ, because its ε is larger."""
         if not 0 < delta < 1:
             raise InvalidInputError(f"delta must lie between 0 and 1, got {delta}")
         if self.status == "none" or delta == self.delta:
@@ -157,7 +157,7 @@ class Guarantee:
         return replace(self, delta=delta, epsilon=found)
 
     def sentence(self) -> str:
-        """One line: only a proven, finite ε reads as a guarantee; all conditions follow."""
+        """The guarantee with all conditions in one line; only a proven, finite ε is stated as a guarantee."""
         return f"{self._state()}{list_in_line(self._conditions_stated())}.{self._notes(' ')}"
 
     def _conditions_stated(self) -> tuple[str, ...]:
@@ -180,13 +180,13 @@ class Guarantee:
         return f"{pair}-differentially private {scope}, {self.describe_status()}"
 
     def _notes(self, before: str) -> str:
-        """What is to be known of a proven ε besides its conditions, each note after ``before``."""
+        """The notes on a proven ε, each after ``before``."""
         reason = f"{self.reason[:1].upper()}{self.reason[1:]}".rstrip(".") if self.status == "proven" else ""
         notes = [text for text in (reason, *self.scope) if text]
         return "".join(f"{before}{text[:1].upper()}{text[1:]}." for text in notes) if self.status != "none" else ""
 
     def _neighbours(self) -> str:
-        """How the two indistinguishable datasets differ."""
+        """The difference between neighbouring datasets."""
         if self.protects == "example":
             return MEANING[self.adjacency].format(unit=self.unit)
         return f"{WHAT[self.protects]}one {self.unit} changing; the rest of it is taken to be public"
@@ -198,8 +198,8 @@ class Guarantee:
         return f"{self._state()}{':' if conditions else '.'}{listed}" + self._notes("\n  ")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON types; an infinite ε is null, the event is its readable line and, where it can be rebuilt from
-        plain data, those."""
+        """Plain JSON types; an infinite ε is null; the event is its readable line and, if it can be rebuilt, its plain
+        data."""
         return {
             "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
             "delta": self.delta,
@@ -220,7 +220,7 @@ class Guarantee:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Guarantee:
-        """Back from `to_json`; an event of a kind that cannot be rebuilt comes back as its readable line."""
+        """The inverse of `to_json`; an event that cannot be rebuilt becomes its readable line."""
         known = {name: data[name] for name in Guarantee.__dataclass_fields__ if name in data}
         try:
             known["epsilon"] = math.inf if known["epsilon"] is None else float(known["epsilon"])
@@ -235,14 +235,14 @@ class Guarantee:
 
 
 def list_in_line(conditions: Sequence[str]) -> str:
-    """The conditions after "on conditions", in one line: numbered where there are several."""
+    """The conditions in one line, as they follow "on conditions"; several are numbered."""
     if len(conditions) < 2:
         return "".join(f": {text}" for text in conditions)
     return ": " + ", ".join(f"({number}) {text}" for number, text in enumerate(conditions, 1))
 
 
 def order_conditions(texts: Iterable[str]) -> tuple[str, ...]:
-    """Each condition once, the most important first (`CONDITIONS`); notes on scope are none."""
+    """Each condition once, the most important first (`CONDITIONS`), without notes on scope."""
     return tuple(sorted(dict.fromkeys(text for text in texts if text not in SCOPE_NOTES), key=_rank))
 
 
@@ -251,14 +251,14 @@ def _rank(text: str) -> int:
 
 
 def rounded_up(value: float, digits: int = 3) -> str:
-    """The number in a few significant digits (and at least two decimals from 10 on), never smaller than it is."""
+    """The number rounded up to a few significant digits (and at least two decimals from 10 on)."""
     if not math.isfinite(value):
         return "∞"
     return _plain(Decimal(repr(float(value))), ROUND_CEILING, digits)
 
 
 def rounded_down(value: float, digits: int = 3) -> str:
-    """The number in a few significant digits, never larger than it is: for what an audit measured."""
+    """The number rounded down to a few significant digits, for measurements of an audit."""
     return _plain(Decimal(repr(float(value))), ROUND_FLOOR, digits)
 
 
@@ -293,9 +293,9 @@ FAST = (
     "fast arithmetic does not bound rounding that depends on the number of rows, so one more example can move every "
     "other example's gradient"
 )
-"""Why the ε of a run in fast arithmetic is claimed: an audit of a paper's formula says nothing about it."""
+"""Why the ε of a run in fast arithmetic is claimed: an audit of a paper's formula does not apply to it."""
 
-# The conditions of a guarantee: what no proof can show and no check can establish, each in one line.
+# The conditions of a guarantee, which hush can neither prove nor check, each in one line.
 
 SECRET_SEED = "the seed of sampling and noise stays secret and is used for no other run"
 SECRET_GIVEN = "the secret given for sampling and noise stays secret and is used for no other run"
@@ -321,14 +321,14 @@ def say_own_data(unit: str) -> str:
     return f"no row holds data of another {unit} (no lag features)"
 
 
-# Notes on what ε covers: no conditions, because it holds whether or not they matter to anybody.
+# Notes on what ε covers: not conditions, as ε holds independently of them.
 
 HELD = "held-out rows are not covered: figures measured on them are exact"
 EXACT = "figures of held-out rows are covered where they have noise; those without noise stay private"
 SCOPE_NOTES = (HELD, EXACT)
 
 CONDITIONS: tuple[str | None, ...] = (
-    # whoever knows the secret sees the data; then code that hush did not write; then choices made by people
+    # who knows the secret can remove the noise; then code that hush did not write; then choices made by people
     SECRET_SEED,
     SECRET_GIVEN,
     TRAINED,
@@ -344,7 +344,7 @@ CONDITIONS: tuple[str | None, ...] = (
     say_own_data("{}"),
     BLINDLY,
     FIXED,
-    None,  # all others, in the order in which they are given: mostly what is taken to be public
+    None,  # all others, in the given order: mostly facts that are taken to be public
     SHAPE,
     INDEPENDENT_ROWS,
     PRECISE,

@@ -47,11 +47,11 @@ within h/2 of the origin, of which there are at most two, the strip has the area
 
 **3. Far cells.** With F the cells that reach beyond a radius r₁, let P̂ be P̃ outside of F and P in F. Then Σ_F |P̃ − P|
 is at most E[ρ; R > r₁ − √2h₊] + 2.2·e^(−9.6²/2): by step 2 up to 9.7, and beyond that, where the lattice comes to its
-end at 10.197, the sum of both probabilities. P̃(F) and P(F) differ by no more than what is near the edge of F, at most
+end at 10.197, the sum of both probabilities. P̃(F) and P(F) differ by at most the probability near the edge of F,
 E[ρ; |R − r₁| < 2√2h₊]. So both the positive and the negative part of P̃ − P in F are at most τ, the mean of the two.
 
 **4. A run.** Let n pairs be released, of sums that may depend on earlier releases and on sampling; M, M̂, M̃ are the
-distributions of everything with P, P̂, P̃. Of each pair L = P̂/P has |L − 1| ≤ ρ and mean 1 up to τ, whatever came before.
+distributions of everything with P, P̂, P̃. For each pair L = P̂/P has |L − 1| ≤ ρ and mean 1 up to τ, given earlier ones.
 With e^x ≤ 1 + x + g(|x|), g(x) = e^x − 1 − x, and ln(1 + x) ≥ x − x² for |x| ≤ 1/2,
 
     E[L^α], E[L^(−α)] ≤ exp(m(α)),   m(α) = E[g(αρ(1 + ρ)); near] + α·E[ρ²; near] + ατ.

@@ -17,9 +17,9 @@ samples the part that lost nothing), so for every set S
 In a step where the values differ by v with ‖v‖ ≤ μ (in standard deviations) β is at most Σᵢ Q(R − |vᵢ|) with Q(x) =
 P(z > x). As a function of w = v², Q(R − √w) rises, is concave up to v₀ = 0.099, where v₀(R − v₀) = 1, and convex from
 there to R − v₀, so it lies below Q(R − v₀) + Q(R − μ)·w/μ² and the sum below b = d·Q(R − v₀) + Q(R − μ). Over T steps,
-whatever later ones take from earlier ones, that is T·b, and q·T·b where P' is the side that holds the example with
+however later ones depend on earlier ones, that is T·b, and q·T·b where P' is the side that holds the example with
 probability q. Where all steps share one μ, as they do where the whole run is one Gaussian (`hush.guarantees`),
-Σ‖vₜ‖² ≤ μ² over all of them, whatever later ones take from earlier ones, and the same line through w gives
+Σ‖vₜ‖² ≤ μ² over all of them, however later ones depend on earlier ones, and the same line through w gives
 d·T·Q(R − v₀) + Q(R − μ) in place of T·b.
 
 The other way round, P̃ falls short of c^(−dT)·P by at most the Gaussian's own mass beyond R, t = 2dT·Q(R) (q·t where P
@@ -67,7 +67,7 @@ def check_std(std: float, what: str = "the standard deviation of the noise") -> 
 
 @dataclass(frozen=True)
 class Tails:
-    """Noise that ends at ``reach`` standard deviations, and what that end reveals about one example.
+    """Noise that is truncated at ``reach`` standard deviations, and the cost of that for one example.
 
     ``coordinates`` is the number of values that get noise per step, ``mu`` is how far one example moves them in
     standard deviations (1/σ, or 2/σ under `replace`), ``rate`` the Poisson rate. ``shared``: ``mu`` is how far it moves
@@ -85,7 +85,7 @@ class Tails:
         positive_int(coordinates=self.coordinates, steps=self.steps)
 
     def cost(self, epsilon: float = math.inf) -> float:
-        """β: what the end of the tails adds to δ at this ε, or at any ε if none is given."""
+        """β: the δ that the truncated tails add at this ε, or at any ε if none is given."""
         turn = (self.reach - math.sqrt(self.reach * self.reach - 4)) / 2
         numbers, moves = self.steps * self.coordinates, 1 if self.shared else self.steps
         near = numbers * _beyond(self.reach - turn) + moves * _beyond(self.reach - self.mu)

@@ -192,7 +192,7 @@ def randomized_response(random: float, buckets: int, direction: Direction) -> Pa
 
 
 def by_reference(event: Any, direction: Direction, step: float) -> Grid:
-    """The rarer leaves that dp-accounting's PLD knows under add-remove, on a grid that it makes."""
+    """Less common leaves, which dp-accounting's PLD supports under add-remove, on its own grid."""
     try:
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             pld = _reference(event, step)

@@ -70,7 +70,7 @@ class Trials:
 
     @property
     def loss_factor(self) -> float:
-        """How often what one trial loses of δ is lost by the selection, at most."""
+        """The largest multiple of one trial's lost δ that the selection loses."""
         return self.mean * (1.0 + math.exp(min(self.ceiling, 500.0)))
 
     def imprecise(self, each: FinitePrecisionDpEvent) -> FinitePrecisionDpEvent:

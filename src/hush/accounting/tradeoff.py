@@ -14,7 +14,7 @@ of the data with the unit, Q of the data without, and let S be the outcomes with
 
 for an attacker who tosses coins too, as both sides are averages over the coins. So the maximum over *any* ε, of both
 lines and 0, is a lower bound on β; more ε only raise it, and over all ε with the exact δ it is f. A δ that is too large
-lowers a line: whatever an accountant rounds up makes the curve lower, never higher. The bound is symmetric in the two
+lowers a line: rounding up by an accountant makes the curve lower, never higher. The bound is symmetric in the two
 kinds of error and holds whichever of the neighbours is called P.
 
 A line of slope x with intercept c says that β + x·α ≥ c for every attacker. The largest such c as a function of x,
@@ -127,7 +127,7 @@ def curve_of_event(
 def curve_of_points(points: Iterable[tuple[float, float]]) -> LineCurve:
     """The curve that follows from (ε, δ) pairs alone, each of which holds for the release in both directions.
 
-    An infinite ε, or a δ of 1, says nothing and adds nothing. Without any pair that does, the curve is 0.
+    Pairs with an infinite ε or a δ of 1 are ignored. If no other pair is left, the curve is 0.
     """
     lines: dict[float, float] = {0.0: 0.0}
     for epsilon, delta in points:
@@ -146,10 +146,10 @@ def curve_of_points(points: Iterable[tuple[float, float]]) -> LineCurve:
 
 
 def curve_of_guarantee(guarantee: Guarantee) -> LineCurve:
-    """The curve that a guarantee states, with the event it rests on, or from its (ε, δ) where there is none.
+    """The curve of a guarantee: of its event, or of its (ε, δ) without an event.
 
-    A guarantee keeps a part of its δ for what the event does not know: the end of the noise's tails. How much is not
-    written in it, but it is less than δ at every ε up to its own; so δ as a whole
+    A guarantee reserves a part of its δ for the tails of the noise, which the event does not include. It does not state
+    how much, but it is less than δ at every ε up to its own; so δ as a whole
     is added to the event's there, and from its own ε on δ alone holds. (The factor of 1 + 2e-24 per coordinate and step
     that `hush.accounting.noise_tails` derives for δ itself is far within what is left of it.)
 
@@ -162,7 +162,7 @@ def curve_of_guarantee(guarantee: Guarantee) -> LineCurve:
     try:
         profile = profile_of(guarantee.event, adjacency=guarantee.adjacency, accountant=accountant)
         proves = profile(guarantee.epsilon) <= 1.01 * guarantee.delta
-    except HushError:  # no event, its readable line, or one that this accountant does not know
+    except HushError:  # no event, its readable line, or an event that this accountant does not support
         return curve_of_points([own])
     if not proves:
         return curve_of_points([own])
@@ -278,7 +278,7 @@ def detection(curve: Curve, false_positives: float) -> float:
     return 1.0 - float(curve.beta(false_positives))
 
 
-def in_words(
+def describe_curve(
     curve: Curve,
     *,
     adjacency: Adjacency = "add-remove",
@@ -316,7 +316,7 @@ def _belief(curve: Curve, prior: float, exception: float) -> float:
 
 
 def _largest_rate(curve: Curve, height: float) -> float:
-    """An α with f(α) ≥ height, and hardly a larger one: what is returned never lies above. 0 where there is none."""
+    """An α with f(α) ≥ height, close to the largest such α and never above it; 0 if there is none."""
     low, high = math.log(1e-290), 0.0
     if float(curve.beta(math.exp(low))) < height:
         return 0.0

@@ -71,7 +71,7 @@ class Scores:
     outside: NDArray[np.float64]
 
     def count(self, worth: Worth) -> Errors:
-        """The errors of the later scores, at the threshold that is worth most by the first quarter."""
+        """The errors of the later scores, at the threshold that maximises ``worth`` on the first quarter."""
         first = [len(scores) // CHOOSING for scores in (self.inside, self.outside)]
         if min(first) < 1:
             raise InvalidInputError(
@@ -331,7 +331,7 @@ def _find(verdict: Verdict) -> AuditFinding:
 
 
 def read_findings(path: Path) -> tuple[AuditFinding, ...]:
-    """The findings of a file; none where there is no file."""
+    """The findings of a file; empty if the file does not exist."""
     if not path.exists():
         return ()
     try:
@@ -352,7 +352,7 @@ class AuditSettings:
     runs: int = RUNS
     seed: int | None = None
     comparisons: int = 1
-    problem: str | None = None  # the digits that are made for audits
+    problem: str | None = None  # by default the digits setup for audits
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; without ``problem`` if none was named, as in older files."""
@@ -360,11 +360,11 @@ class AuditSettings:
 
 
 def read_audits(path: Path) -> list[dict[str, Any]]:
-    """Every line of the file, none where there is no file; a last line that was broken off is left out."""
+    """The entries of the file; empty if it does not exist. An incomplete last line is ignored."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     except UnicodeDecodeError as error:
-        raise FormatError(f"'{path}' is no file of audits: it is not UTF-8; name another, or remove it") from error
+        raise FormatError(f"'{path}' is not UTF-8, so not a file of audits: name another, or remove it") from error
     found = []
     for number, line in enumerate(lines):
         try:

@@ -7,13 +7,13 @@ these scores were seen, FP and FN are binomial, and with probability of at least
     α = P(yes | out) ≤ ᾱ = BetaInv(1 − p/2; FP + 1, n_out − FP),
     β = P(no  | in)  ≤ β̄ = BetaInv(1 − p/2; FN + 1, n_in − FN)
 
-(Clopper and Pearson 1934, one side each). What the region (ᾱ, β̄) says:
+(Clopper and Pearson 1934, one side each). From the region (ᾱ, β̄) follows:
 
-- A release whose trade-off curve is f has β ≥ f(α) for every adversary. f falls, so where β̄ < f(ᾱ) the curve is
-  refuted, and p is an upper bound on how probable that is of a curve that holds. This is what a verdict rests on.
+- A release whose trade-off curve is f has β ≥ f(α) for every adversary. f decreases, so the curve is refuted if
+  β̄ < f(ᾱ), and p is an upper bound on the probability of refuting a curve that holds. Verdicts are based on this.
 - A release that is (ε, δ)-DP in both directions has 1 − δ ≤ e^ε·α + β and 1 − δ ≤ α + e^ε·β, so that
-  ε ≥ max(0, ln((1 − δ − β̄)/ᾱ), ln((1 − δ − ᾱ)/β̄)), whatever the mechanism is. This is the printed bound.
-- A release whose curve is a Gaussian's has μ ≥ Φ⁻¹(1 − ᾱ) − Φ⁻¹(β̄). The shape is an assumption there.
+  ε ≥ max(0, ln((1 − δ − β̄)/ᾱ), ln((1 − δ − ᾱ)/β̄)), for any mechanism. This is the printed bound.
+- A release whose curve is a Gaussian's has μ ≥ Φ⁻¹(1 − ᾱ) − Φ⁻¹(β̄). This assumes the shape of the curve.
 
 The Gaussian fit is an estimate and no bound: the distance of the means in units of the pooled standard deviation.
 """
@@ -35,13 +35,13 @@ from hush.accounting.tradeoff import Curve
 from hush.errors import InvalidInputError
 
 Vector = NDArray[np.float64]
-SMALLEST_P = 1e-15  # of a refutation: smaller values are not distinguished
-Worth = Callable[["Errors"], Vector]  # how much the errors at each threshold would show
+SMALLEST_P = 1e-15  # smaller p-values of a refutation are not distinguished
+Worth = Callable[["Errors"], Vector]  # the score of the errors at each threshold, to be maximised
 
 
 @dataclass(frozen=True, eq=False)
 class Errors:
-    """Wrong answers at one threshold, or at several: of ``outside`` runs without the canary, ``inside`` with it."""
+    """Wrong answers at one or several thresholds, of ``outside`` runs without and ``inside`` runs with the canary."""
 
     false_positives: NDArray[np.int64]
     outside: int
@@ -50,12 +50,12 @@ class Errors:
 
     @staticmethod
     def of(false_positives: ArrayLike, outside: int, false_negatives: ArrayLike, inside: int) -> Errors:
-        """Checked: there are runs of both kinds, and no more errors than runs."""
+        """Check that there are runs of both kinds, and no more errors than runs."""
         validate.positive_int(runs_without_the_canary=outside, runs_with_the_canary=inside)
         counts = [np.asarray(count, dtype=np.int64) for count in (false_positives, false_negatives)]
         for count, most in zip(counts, (outside, inside), strict=True):
             if bool(np.any((count < 0) | (count > most))):
-                raise InvalidInputError(f"of {most} runs between 0 and {most} are errors")
+                raise InvalidInputError(f"the errors of {most} runs must lie between 0 and {most}, got {count}")
         return Errors(counts[0], outside, counts[1], inside)
 
     def region(self, confidence: float) -> tuple[Vector, Vector]:
@@ -85,9 +85,9 @@ def count_errors(inside: ArrayLike, outside: ArrayLike, threshold: ArrayLike) ->
 
 
 def choose_threshold(inside: ArrayLike, outside: ArrayLike, worth: Worth) -> float:
-    """The threshold at which these scores would show most; the errors are then counted on *other* scores.
+    """The threshold that maximises ``worth`` on these scores; the errors are then counted on *other* scores.
 
-    Every value between two neighbouring scores is tried. Where nothing is worth anything the median is as good."""
+    Every value between two neighbouring scores is tried; of several equal maxima the middle one is taken."""
     both = np.unique(np.concatenate([_scores(inside), _scores(outside)]))
     if len(both) == 1:
         return float(both[0])
@@ -99,7 +99,7 @@ def choose_threshold(inside: ArrayLike, outside: ArrayLike, worth: Worth) -> flo
 
 
 def bound_epsilon(errors: Errors, delta: float, confidence: float) -> Vector:
-    """ε at least this at δ, with this confidence, whatever the mechanism: ln((1 − δ − β̄)/ᾱ) or its mirror, or 0."""
+    """A lower bound on ε at δ, with this confidence, for any mechanism: ln((1 − δ − β̄)/ᾱ) or its mirror, or 0."""
     validate.probability(delta=delta)
     false_positives, false_negatives = errors.region(confidence)
     ratios = [
@@ -110,7 +110,7 @@ def bound_epsilon(errors: Errors, delta: float, confidence: float) -> Vector:
 
 
 def bound_mu(errors: Errors, confidence: float) -> Vector:
-    """μ at least this, *if* the trade-off curve is a Gaussian's: Φ⁻¹(1 − ᾱ) − Φ⁻¹(β̄), or 0."""
+    """A lower bound on μ *if* the trade-off curve is a Gaussian's: Φ⁻¹(1 − ᾱ) − Φ⁻¹(β̄), or 0."""
     false_positives, false_negatives = errors.region(confidence)
     distance = -ndtri(false_positives) - ndtri(false_negatives)
     return np.asarray(np.maximum(np.where(np.isnan(distance), 0.0, distance), 0.0))
@@ -119,13 +119,13 @@ def bound_mu(errors: Errors, confidence: float) -> Vector:
 def is_refuted(errors: Errors, curve: Curve, confidence: float) -> bool:
     """Whether these errors are too few for the curve: β̄ < f(ᾱ) at one threshold that was fixed beforehand."""
     if np.ndim(errors.false_positives):
-        raise InvalidInputError("a verdict needs one threshold, fixed beforehand, and these errors are at several")
+        raise InvalidInputError("a verdict needs the errors at one threshold, got several: fix one beforehand")
     false_positives, false_negatives = errors.region(confidence)
     return bool(false_negatives < curve.beta(false_positives))
 
 
 def refutation_p(errors: Errors, curve: Curve) -> float:
-    """The smallest p at which the curve is refuted with confidence 1 − p; 1 where it is at none."""
+    """The smallest p at which the curve is refuted with confidence 1 − p; 1 if there is none."""
     low, high = math.log(SMALLEST_P), math.log(0.5)
     if not is_refuted(errors, curve, 0.5):
         return 1.0
@@ -161,23 +161,23 @@ class GaussianFit:
 def _scores(values: ArrayLike) -> Vector:
     scores = np.asarray(values, dtype=np.float64)
     if scores.ndim != 1 or not len(scores) or bool(np.isnan(scores).any()):
-        raise InvalidInputError("scores are a list of numbers, at least one, and none of them NaN")
+        raise InvalidInputError(f"scores must be a list of at least one number without NaN, got shape {scores.shape}")
     return scores
 
 
-# What an audit says: a bound on ε at 95 %, printed; and a verdict, which needs 99.99 % after every correction.
+# The results of an audit: a bound on ε at 95 %, which is printed; and a verdict, at 99.99 % after every correction.
 #
-# A curve is refuted where p · comparisons ≤ 1e-4, with p the smallest of the comparisons made and their number counted
+# A curve is refuted if p · comparisons ≤ 1e-4, with p the smallest of the comparisons made and their number counted
 # over adversaries, bounds, thresholds and repetitions (Bonferroni). So of 10 000 audits of curves that hold, at most
-# one cries wolf on average, however many adversaries each of them tried. Whoever goes on auditing beyond the c times
-# that were announced is allowed less each time, 1e-4/(k(k − 1)) at the k-th, which is 1e-4/c over all k > c together; a
-# later c that is larger counts for nothing, as it was announced by somebody who has seen a verdict. Everything else is
-# "consistent", which is no proof of anything: a better adversary may find more.
+# one is refuted on average, for any number of adversaries. Audits beyond the c that were announced have a smaller
+# limit: 1e-4/(k(k − 1)) at the k-th, which is 1e-4/c over all k > c together. A larger c that is announced later is
+# ignored, because it may depend on a verdict. Every other result is "consistent", which proves nothing: a better
+# adversary may find more.
 
 Outcome = Literal["consistent", "refuted"]
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
 PRINTED = 0.95  # confidence of the bound that is printed
-WOLF = 1e-4  # how often a verdict may refute a claim that holds, after every correction
+FALSE_REFUTATIONS = 1e-4  # the largest probability of refuting a claim that holds, after every correction
 
 
 def decide(p_values: Sequence[float], comparisons: int) -> Outcome:
@@ -185,26 +185,26 @@ def decide(p_values: Sequence[float], comparisons: int) -> Outcome:
     validate.positive_int(comparisons=comparisons)
     if len(p_values) > comparisons:
         raise InvalidInputError(
-            f"{len(p_values)} p-values come from {comparisons} comparisons: count every one that was made"
+            f"{len(p_values)} p-values cannot come from {comparisons} comparisons: count every comparison that was made"
         )
     if any(not 0 <= p <= 1 for p in p_values):
-        raise InvalidInputError("a p-value lies between 0 and 1")
+        raise InvalidInputError(f"a p-value must lie between 0 and 1, got {list(p_values)}")
     smallest = min(p_values, default=1.0)
-    return "refuted" if smallest <= WOLF / comparisons else "consistent"
+    return "refuted" if smallest <= FALSE_REFUTATIONS / comparisons else "consistent"
 
 
 def allow_for_repeats(announced: int, number: int) -> int:
-    """How many comparisons audit ``number`` (from 1 on) counts as, given the announced number of audits."""
+    """The number of comparisons that audit ``number`` (from 1 on) counts as, given the announced number of audits."""
     validate.positive_int(comparisons=announced, number=number)
     return announced if number <= announced else number * (number - 1)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was claimed about a method, what was measured, and what follows.
+    """The claim about a method, the measurement, and the verdict.
 
-    ``epsilon_lower`` holds whatever the mechanism is, ``epsilon_if_gaussian`` is a bound as well *if* what leaks has a
-    Gaussian's trade-off curve, ``epsilon_estimate`` is a fit and no bound. All are at ``delta``."""
+    ``epsilon_lower`` is a bound for any mechanism, ``epsilon_if_gaussian`` is a bound *if* the trade-off curve is a
+    Gaussian's, ``epsilon_estimate`` is a fit and not a bound. All are at ``delta``."""
 
     method: str
     status: str
@@ -230,13 +230,13 @@ class Verdict:
         return self.verdict == "refuted"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON types; what is infinite is null."""
+        """Plain JSON types; infinite values are null."""
         found = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {n: None if isinstance(v, float) and not math.isfinite(v) else v for n, v in found.items()}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Verdict:
-        """Back from `to_json`; other keys are left out."""
+        """The inverse of `to_json`; other keys are ignored."""
         known = {name: data[name] for name in Verdict.__dataclass_fields__ if name in data}
         for name in ("claimed_epsilon", "epsilon_lower", "epsilon_if_gaussian", "epsilon_estimate"):
             known[name] = math.inf if known[name] is None else float(known[name])

@@ -136,7 +136,7 @@ def make_lonely_setup() -> CanarySetup:
 
 
 def make_mislabelled_setup() -> CanarySetup:
-    """Real digits, and a canary that is one of them with a wrong label: what a black box can look for."""
+    """Real digits, and a canary that is one of them with a wrong label, for black-box adversaries."""
     images, labels = _read_digits()
     image, label = images[-1:], (labels[-1:] + 1) % 10
     pull = torch.full((10,), 0.1, dtype=torch.float64)  # of the loss at weights of zero
@@ -199,7 +199,7 @@ def extend(model: nn.Module, losses: Losses, data: Tensor | tuple[Tensor, ...]) 
 # `make_features_setup`: a linear layer before the sanitisation layer maps the canary's pixel to ±C in each of the n
 # numbers of its row; after it a linear head has an eleventh output that only the canary's label uses. The loss L·(w·y)
 # has the gradient L·y in w, the row itself, and L·x·w before the layer, which is longer than any clip. A gradient that
-# is claimed to be protected therefore shows the row as it was released, ±C + noise.
+# is claimed to be protected therefore reveals the released row, ±C + noise.
 #
 # `make_labels_setup`: the canary has its own pixel and two possible labels. The gradient at this pixel has the sign of
 # the randomised answer for its label.

@@ -1,4 +1,4 @@
-"""Lower bounds on ε from one run with many canaries, each put in or left out by its own fair coin.
+"""Lower bounds on ε from one run with many canaries, each included by an independent fair coin.
 
 The adversary guesses r of the m coins and abstains from the others; r is fixed beforehand. T of the guesses are right.
 Runs on disjoint canaries count as one, because each canary takes part in only one of them. Two bounds on the
@@ -79,7 +79,7 @@ class Guesses:
 def guess_coins(scores: ArrayLike, coins: ArrayLike, made: int) -> Guesses:
     """Guess "in" for the half of ``made`` canaries with the highest scores, "out" for the half with the lowest.
 
-    Among equal scores the canary that comes first is taken first, whatever its coin."""
+    Of canaries with equal scores the first is taken first, independent of its coin."""
     values, truth = np.asarray(scores, dtype=np.float64), np.asarray(coins, dtype=bool)
     if values.ndim != 1 or values.shape != truth.shape or bool(np.isnan(values).any()):
         raise InvalidInputError("one score, no NaN, and one coin are needed for each canary")
@@ -104,7 +104,7 @@ def chance_at(guesses: Guesses, epsilon: float, delta: float) -> float:
 
 
 def bound_epsilon_of(guesses: Guesses, delta: float, confidence: float) -> float:
-    """ε at least this at δ with this confidence, whatever the mechanism: below it all ε are refuted."""
+    """A lower bound on ε at δ with this confidence, for any mechanism: every smaller ε is refuted."""
     validate.probability(confidence=confidence)
     wrong = 1 - confidence
     if chance_at(guesses, 0.0, delta) > wrong:
@@ -147,7 +147,7 @@ def chance_under(guesses: Guesses, curve: Curve) -> float:
 
 
 def bound_mu_of(guesses: Guesses, confidence: float) -> float:
-    """μ at least this with this confidence, *if* the trade-off curve is a Gaussian's."""
+    """A lower bound on μ with this confidence, *if* the trade-off curve is a Gaussian's."""
     validate.probability(confidence=confidence)
     low, high = 0.0, 16.0
     if is_possible(guesses, GaussianCurve(0.0), 1 - confidence):

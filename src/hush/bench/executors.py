@@ -1,9 +1,9 @@
-"""Carry out the runs of a sweep: in this process, in several of them, or on a cluster (`hush.bench.ray_cluster`).
+"""Execute the runs of a sweep: in this process, in several processes, or on a cluster (`hush.bench.ray_cluster`).
 
-Only the sweep's own process writes results (`Driver`). It takes a run that no other sweep has, hands it to a worker as
-a text (`write_task`), gets the result back as bytes (`run_task`) and stores it. A worker writes nothing but the
-checkpoints of its run, so a worker that dies loses what it has done since the last one, and so does a sweep that is
-killed. Any number of sweeps may share a store.
+Only the sweep's own process writes results (`Driver`). It locks a run that no other sweep has, sends it to a worker as
+text (`write_task`), receives the result as bytes (`run_task`) and stores it. A worker writes only checkpoints of its
+run, so a worker or a sweep that is killed loses the work since the last checkpoint. Any number of sweeps may share a
+store.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hush.bench.trial import RunOptions, Trial, record_failure, run_trial
 from hush.checkpointing.checkpoint import InUse
 from hush.errors import InvalidInputError
 
-RETRIES = 2  # how often a trial whose worker died is tried again, before it is recorded as failed
+RETRIES = 2  # the number of retries of a trial whose worker died, before it is recorded as failed
 WAIT = 0.2
 SAME = ("hush", "dp-accounting")
 DONE, BUSY, FULL, REFUSED = "done", "busy", "full", "refused"
@@ -39,16 +39,16 @@ Watch = Callable[[], None]
 
 
 class Orphaned(BaseException):
-    """The process that started this worker is gone."""
+    """The process that started this worker has ended."""
 
 
 class IncompatibleWorker(InvalidInputError):
-    """A process that cannot do the work that is sent to it: of other versions, or without the device."""
+    """A worker that cannot run its tasks: it has other versions, or lacks the device."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """The trials of a sweep and where their results go."""
+    """The trials of a sweep and the store of their results."""
 
     store: Path
     trials: tuple[Trial, ...]
@@ -56,18 +56,18 @@ class Job:
 
 
 class Executor(Protocol):
-    """Somewhere to run a job."""
+    """Runs the trials of a job."""
 
     def run_all(self, job: Job, watch: Watch) -> None:
-        """Return when every trial of the job is in the store; call ``watch`` now and then on the way."""
+        """Run every trial of the job, and return when all are in the store; ``watch`` is called regularly."""
         ...
 
 
 @dataclass
 class Driver:
-    """The runs of a job that are left, and those that this sweep has taken; the only writer of results.
+    """The remaining runs of a job, and those that this sweep has locked; the only writer of results.
 
-    A run that has lost its worker too often is recorded as failed, because it may be what kills them; its checkpoints
+    A run that has lost its worker too often is recorded as failed, because it may be the cause; its checkpoints
     stay."""
 
     job: Job
@@ -97,7 +97,7 @@ class Driver:
         return not self._left
 
     def take(self) -> Trial | None:
-        """A run that nobody has; None if there is none at the moment."""
+        """A run that no worker has; None if there is none at the moment."""
         for trial in self._left:
             if trial.key in self.taken or self._resting.get(trial.key, 0.0) > time.monotonic():
                 continue
@@ -108,7 +108,7 @@ class Driver:
         return None
 
     def store_result(self, trial: Trial, result: Result) -> None:
-        """Put the result of a run in its place."""
+        """Store the result of a run."""
         try:
             self.store.finish(trial.key, result)
         except OSError as error:
@@ -118,12 +118,12 @@ class Driver:
         self._drop(trial.key)
 
     def give_back(self, trial: Trial) -> None:
-        """Let a run be taken again, after a moment: its directory is in use."""
+        """Release a run whose directory is in use, so that it is tried again later."""
         self._resting[trial.key] = time.monotonic() + WAIT
         self._drop(trial.key)
 
     def count_death(self, trial: Trial, how: str) -> None:
-        """A run has lost its worker: have it tried again, or record its failure."""
+        """A run has lost its worker: try it again, or record its failure."""
         self.deaths[trial.key] += 1
         if self.deaths[trial.key] <= self.retries or self._is_running(trial):
             self.give_back(trial)
@@ -131,7 +131,7 @@ class Driver:
         self.store_result(trial, record_failure(trial, time.time(), f"{how}, for the {self.deaths[trial.key]}. time"))
 
     def count_early_death(self, most: int, how: str) -> None:
-        """A worker died before it had begun a run, which is no run's fault; too many of them stop the sweep."""
+        """A worker died before it began a run, so no run is counted as failed; too many such deaths stop the sweep."""
         self.early += 1
         if self.early > most:
             raise ChildProcessError(f"workers end before they start a run ({how})")
@@ -151,7 +151,7 @@ class Driver:
             self.taken.pop(key).drop()
 
     def write_task(self, trial: Trial, device: str, threads: int) -> str:
-        """A run that this sweep has taken as plain data, for a worker."""
+        """A locked run as plain data, for a worker."""
         task = {
             "versions": read_versions(*SAME),
             "trial": asdict(trial),
@@ -166,7 +166,7 @@ class Driver:
         return json.dumps(task)
 
     def take_answer(self, trial: Trial, content: bytes) -> None:
-        """Store what a worker has sent back about a run, or raise what stops the sweep."""
+        """Store the result that a worker returned, or raise the error that stops the sweep."""
         end, _, rest = content.partition(b"\n")
         if end == DONE.encode():
             self.store_result(trial, Result.from_bytes(rest))
@@ -179,8 +179,8 @@ class Driver:
 
 
 def run_task(text: str, node: str, pulse: Callable[[], None] = lambda: None) -> bytes:
-    """Do what a task says, on this node: how it ended in one line, and the result. What makes every task fail here is
-    an answer; any other error is for the driver to count."""
+    """Run a task on this node, and return one line with how it ended, and the result. An error that every task on this
+    node would have is returned; any other is raised, and the driver counts it."""
     try:
         return DONE.encode() + b"\n" + _run(json.loads(text), node, pulse).to_bytes()
     except InUse:
@@ -198,17 +198,19 @@ def _run(task: dict[str, Any], node: str, pulse: Callable[[], None]) -> Result:
     store, trial = Store(Path(task["store"])), Trial(**task["trial"])
     store.locks.prove_shared(task["key"], task["token"], node)
     if trial.key != task["key"]:
-        raise IncompatibleWorker(f"node {node} takes run {task['key']} for another one: give all nodes the same hush")
+        raise IncompatibleWorker(
+            f"node {node} computes another key for run {task['key']}: install the same hush on all nodes"
+        )
     if torch.device(task["device"]).type == "cuda" and not torch.cuda.is_available():
         raise IncompatibleWorker(
-            f"node {node} was to run on a GPU and its torch sees none: leave --gpus out, or repair that node"
+            f"node {node} should run on a GPU and its torch finds none: leave --gpus out, or repair that node"
         )
     torch.set_num_threads(task["threads"])
     return run_trial(trial, store, RunOptions(task["device"], task["weights"], task["checkpoint_seconds"], pulse))
 
 
 def _check_versions(wanted: dict[str, str], node: str) -> None:
-    """Raise for a worker of another version, where the same run would not be the same."""
+    """Raise for a worker of another version, where a run could give other results."""
     for name, found in read_versions(*SAME).items():
         if found != wanted.get(name):
             raise IncompatibleWorker(
@@ -219,10 +221,10 @@ def _check_versions(wanted: dict[str, str], node: str) -> None:
 
 @dataclass(frozen=True)
 class Inline:
-    """Everything in this process, one trial after the other."""
+    """Runs all trials in this process, one after another."""
 
     def run_all(self, job: Job, watch: Watch) -> None:
-        """Run trials until none is left; wait for those of other sweeps, in case they die."""
+        """Run trials until none is left; wait for those of other sweeps, in case these die."""
         latest = time.monotonic()
 
         def pulse() -> None:
@@ -259,7 +261,7 @@ class LocalWorker:
 
 @dataclass(frozen=True)
 class Local:
-    """Several processes on this machine; cores, and GPUs where there are any, are shared out among them."""
+    """Several processes on this machine; cores, and GPUs if there are any, are divided among them."""
 
     workers: int
     retries: int = RETRIES
@@ -321,7 +323,7 @@ def _start(workers: dict[Connection, LocalWorker], device: str) -> None:
 
 
 def _work(connection: Connection, parent: int) -> None:
-    """The life of a worker process: it says that it is ready, then runs a task after the other."""
+    """The main loop of a worker process: report ready, then run one task after another."""
 
     def pulse() -> None:
         if os.getppid() != parent:

@@ -1,4 +1,4 @@
-"""A sweep on a Ray cluster: every run is a task of its own, on whichever node has room for it.
+"""A sweep on a Ray cluster: every run is one task, on any node that has room for it.
 
 Ray carries the text of a run to a worker and its result back as bytes (`hush.bench.executors`), and says when a worker
 or a node has died. It is never asked to run anything again by itself. A run whose node is only cut off is not given to
@@ -31,9 +31,9 @@ from hush.errors import InvalidInputError, MissingDependencyError
 
 SCRATCH = "hush-ray-"  # begins the name of the folder of a cluster of this machine's own
 DRIVER = "driver"  # the file in it that its driver has locked for as long as it lives
-OBJECTS = 80 << 20  # bytes for Ray's shared memory, about the least that it takes; what does not fit goes to its disk
+OBJECTS = 80 << 20  # bytes for Ray's shared memory, about the least that it accepts; the rest goes to disk
 REACH = 10.0  # seconds in which a cluster must take a connection
-NO_HUSH = "failed to import on the worker"  # how Ray says that a node's Python lacks what a task needs
+NO_HUSH = "failed to import on the worker"  # Ray's message for a node whose Python lacks a module of the task
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def _start_here(stack: contextlib.ExitStack) -> dict[str, Any]:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """End the processes and remove the folders that killed drivers left: folders whose lock nobody holds."""
+    """End the processes and remove the folders that killed drivers left: folders whose lock is free."""
     for lock in parent.glob(f"{SCRATCH}*/{DRIVER}"):
         with contextlib.suppress(OSError), lock.open("r+b") as file:
             if lock.stat().st_uid == os.getuid() and lock_file(file.fileno(), wait=False):

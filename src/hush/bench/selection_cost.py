@@ -31,16 +31,16 @@ from hush.errors import HushError
 Record = Mapping[str, Any]
 Identity = tuple[Any, ...]
 SAME = (0.999, 1.01)  # of a recorded ε, between which a rebuilt event's ε is the same
-AFTERWARDS = ("lr", "momentum", "weight_decay")  # options of post-processing, which no event knows
+AFTERWARDS = ("lr", "momentum", "weight_decay")  # options of post-processing, which do not change an event
 NUMBERS = ("noise_multiplier", "steps", "steps_taken", "examples", "batch_size", "sample_rate", "delta", "epsilon")
 FIGURES = ("validation_accuracy", "validation_loss", "test_accuracy", "test_loss")
-WORST = ("refuted", "claimed", "none", "proven")  # what some runs are called, of the kinds of ε among them
+WORST = ("refuted", "claimed", "none", "proven")  # the status of several runs is the first of these among them
 MOST_EVENTS = 64  # different ones that are composed into one total; more are added up by groups
 
 
 @dataclass(frozen=True)
 class ChoicePrice:
-    """(ε, δ) of every run that was looked at, and of how many; None where it is not known, and ``reason`` says why."""
+    """The joint (ε, δ) of all runs that were compared, and their number; None if unknown, with the ``reason``."""
 
     runs: int
     epsilon: float | None
@@ -48,7 +48,7 @@ class ChoicePrice:
     reason: str = ""
 
     def describe(self) -> str:
-        """ε and δ, never rounded down, or why they are not known."""
+        """ε and δ, rounded up, or why they are unknown."""
         if self.epsilon is None or self.delta is None:
             return f"not known ({self.reason})"
         return f"{rounded_up(self.epsilon)} at δ = {rounded_up(self.delta)}"
@@ -56,7 +56,7 @@ class ChoicePrice:
 
 @dataclass(frozen=True)
 class PricedChoice:
-    """The best run of a group, and both prices; that of the selection is None where it is not known."""
+    """The best run of a group, and both prices; that of the selection is None if unknown."""
 
     problem: str
     method: str
@@ -130,7 +130,7 @@ def group_label(record: Record) -> str:
 
 
 def find_status(records: Iterable[Record]) -> str:
-    """The worst status of an ε among these runs; "unknown" where none has one."""
+    """The worst status of an ε among these runs; "unknown" if none has one."""
     stated = [record.get("status") for record in records]
     return next((kind for kind in WORST if kind in stated), "unknown")
 
@@ -221,7 +221,7 @@ class Pricing:
         return identity if self.events[identity] is not None else None
 
     def _find_lost(self, record: Record, identity: Identity, adjacency: Any) -> float:
-        """What of δ the event does not know, as recorded; where it is not, as much as it can be."""
+        """The part of δ that the event does not include, as recorded; otherwise the largest that it can be."""
         described, spent = read_number(record.get("lost_delta")), find_number(record, "epsilon")
         delta = find_number(record, "delta")
         if described is not None:
@@ -246,7 +246,7 @@ class Pricing:
 
 
 def read_event(described: Any) -> Any:
-    """The event that a record or a privacy card names; None where there is none that can be rebuilt."""
+    """The event in a record or a privacy card; None if there is none that can be rebuilt."""
     try:
         return event_json.from_json(described)
     except (ValueError, KeyError, TypeError, RecursionError, HushError):
@@ -261,7 +261,7 @@ def read_number(value: Any) -> float | None:
 
 
 def find_number(record: Record, name: str) -> float | None:
-    """A number of the record, of what was asked for, or of the method's options; None where there is none."""
+    """A number of the record, of its settings, or of the method's options; None if there is none."""
     config = _read_table(record, "config")
     for place in (record, config, _read_table(config, "options")):
         if (found := read_number(place.get(name))) is not None:
@@ -279,7 +279,7 @@ def _name(record: Record) -> str:
 
 
 def _account(event: Any, delta: float, adjacency: Any) -> float:
-    """ε by the tightest accountant; infinite where none is able."""
+    """ε by the tightest accountant; infinite if none supports the event."""
     named: Adjacency = adjacency
     try:
         return epsilon(event, delta, adjacency=named, accountant=default_accountant(event, named))

@@ -60,7 +60,7 @@ MOST = 1_000_000  # trials; more is taken for a mistake in the spec
 
 @dataclass(frozen=True)
 class SpecAxis:
-    """One parameter with the values it takes, and the place that says so."""
+    """One parameter with its values, and its place in the spec."""
 
     name: str
     values: tuple[Any, ...]
@@ -288,7 +288,7 @@ class _Reader:
 
 
 def _defaults(method: str) -> dict[str, Any]:
-    """The method's own defaults, so that the configuration is whole; none for a method that is not there."""
+    """The method's defaults, so that the configuration is complete; empty for an unknown method."""
     try:
         return {name: p.default for name, p in options(find(method)).items() if _is_plain(p.default)}
     except InvalidInputError:
@@ -314,7 +314,7 @@ def _versions(block: Block) -> dict[str, str]:
     return found
 
 
-# A spec checked whole against what hush can run, before the first run and without touching any data.
+# Check a whole spec against what hush can run, before the first run and without reading data.
 #
 # Each value of each axis is tried once in a small plan (a few steps on a few batches, not calibrated), so 2 272 runs
 # cost some dozens of plans. A value that a small plan refuses is tried at its true size before it is called wrong.
@@ -389,7 +389,7 @@ def _check_names(spec: Spec, block: Block) -> None:
 
 
 def _kinds(hint: Any) -> tuple[type, ...]:
-    """The plain types that a hint allows; none where it says nothing that can be checked."""
+    """The plain types that a hint allows; empty if it cannot be checked."""
     parts = (hint, *typing.get_args(hint))
     if typing.get_origin(hint) is typing.Literal:
         return (str,)
@@ -421,7 +421,7 @@ def _check_point(spec: Spec, block: Block, point: dict[str, Any], axis: SpecAxis
 
 
 def _try_plan(method: str, point: dict[str, Any]) -> None:
-    """Make the plan on a few batches, without calibration; where that is refused, with the true number of steps."""
+    """Make the plan on a few batches, without calibration; if that raises, with the true number of steps."""
     noise = {name: point[name] for name in NOISE if name in point}
     validate.positive(**noise)
     if len(noise) > 1:

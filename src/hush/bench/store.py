@@ -44,7 +44,7 @@ from hush._internal.text import dump_json
 from hush.checkpointing.checkpoint import OtherVersion, Unreadable, read_checkpoint, wipe_secret
 from hush.errors import InvalidInputError
 
-# Which sweep runs what: one small file for each run in progress, so that two sweeps on one store run nothing twice.
+# One lock file for each run in progress, so that two sweeps on one store do not run the same run.
 #
 # The sweep's own process, not its workers, holds the kernel's lock on the run's file. The lock ends with that process,
 # however it ends (kill -9 and a power cut included), and on a file system that several machines share it holds among
@@ -54,12 +54,12 @@ MUTEX = "mutex"
 
 
 class NotShared(InvalidInputError):
-    """A machine that does not work on the store of the sweep."""
+    """A machine that does not share the sweep's store."""
 
 
 @dataclass(frozen=True)
 class TrialLock:
-    """A run that this sweep has taken, until it drops it."""
+    """A run that this sweep has locked, until it releases the lock."""
 
     path: Path
     descriptor: int
@@ -76,12 +76,12 @@ class TrialLock:
 
 @dataclass(frozen=True)
 class JobLocks:
-    """The locks of a store's runs, in a directory of their own; a run is known by its key."""
+    """The locks of a store's runs, in one directory; a run is identified by its key."""
 
     directory: Path
 
     def take(self, key: str, is_done: Callable[[], bool] = lambda: False) -> TrialLock | None:
-        """Take a run for this sweep: None if it is done, or another sweep has it."""
+        """Lock a run for this sweep; None if it is done or another sweep has it."""
         path, token = self.directory / f"{key}.lock", secrets.token_hex(16)
         with self._take_turn():
             if is_done():
@@ -147,12 +147,12 @@ DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 class StoreFullError(OSError):
-    """The disk under the store is full: the sweep stops, and what is written stays whole."""
+    """The store's disk is full: the sweep stops, and the files that were written are complete."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What is kept of one run; ``private`` and ``release`` map file names to bytes."""
+    """The stored result of one run; ``private`` and ``release`` map file names to bytes."""
 
     record: dict[str, Any]
     epochs: tuple[dict[str, Any], ...] = ()
@@ -160,7 +160,7 @@ class Result:
     release: Mapping[str, bytes] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """As it travels from a worker to the sweep: one safetensors file."""
+        """The result as the bytes of one safetensors file, which a worker sends to the sweep."""
         files = {f"private/{name}": content for name, content in self.private.items()}
         files |= {f"release/{name}": content for name, content in self.release.items()}
         plain = {name: np.frombuffer(content, dtype=np.uint8) for name, content in files.items()}
@@ -170,12 +170,12 @@ class Result:
     def from_bytes(cls, content: bytes) -> Result:
         """The inverse of `to_bytes`."""
         length = int.from_bytes(content[:8], "little")
-        told = json.loads(content[8 : 8 + length])["__metadata__"]
+        metadata = json.loads(content[8 : 8 + length])["__metadata__"]
         parts: dict[str, dict[str, bytes]] = {"private": {}, "release": {}}
         for path, value in load(content).items():
             part, _, name = path.partition("/")
             parts[part][name] = value.tobytes()
-        return cls(json.loads(told["record"]), tuple(json.loads(told["epochs"])), **parts)
+        return cls(json.loads(metadata["record"]), tuple(json.loads(metadata["epochs"])), **parts)
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class Store:
 
     @property
     def locks(self) -> JobLocks:
-        """Who is running what."""
+        """The locks of runs in progress."""
         return JobLocks(self.root / "claims")
 
     def folder(self, key: str) -> Path:
@@ -194,7 +194,7 @@ class Store:
         return self.root / "runs" / key
 
     def has(self, key: str) -> bool:
-        """Whether this run is finished (or has failed, or diverged: then its record says so)."""
+        """Whether this run has a record: it finished, failed or diverged."""
         return self.folder(key).is_dir()
 
     def keys(self) -> set[str]:
@@ -202,7 +202,7 @@ class Store:
         return {entry.name for entry in os.scandir(self.root / "runs") if not entry.name.startswith(".")}
 
     def record(self, key: str) -> dict[str, Any]:
-        """The record of a finished run; one that is damaged says no more than that, in its outcome and reason."""
+        """The record of a finished run; of a damaged record only an outcome and reason that state the damage."""
         path = self.folder(key) / RECORD
         try:
             found = json.loads(path.read_bytes())
@@ -231,8 +231,8 @@ class Store:
         return path
 
     def finish(self, key: str, result: Result) -> None:
-        """Put a result in its place, whole; a result that is there already stays. The checkpoint goes, but that of a
-        failed run stays, to go on from it when the run is tried again."""
+        """Store a complete result, unless there is one already. The checkpoint is removed, except that of a failed run,
+        which continues from it when it is tried again."""
         composed = self.working(key) / f"result.{secrets.token_hex(4)}"
         try:
             _write(composed, result)
@@ -244,7 +244,7 @@ class Store:
         self._clear(key)
 
     def _clear(self, key: str) -> None:
-        """Remove the working directory of a finished run; of a failed one only where no checkpoint is in it."""
+        """Remove the working directory of a finished run; of a failed one only if it has no checkpoint."""
         working = self.root / "working" / key
         if not any(working.glob(CHECKPOINTS)) or self.record(key)["outcome"] != "failed":
             wipe_secret(working / RUN)
@@ -261,7 +261,7 @@ class Store:
             )
 
     def forget(self, key: str) -> None:
-        """Remove a finished run, so that it is run again; the rename makes it vanish at once."""
+        """Remove a finished run, so that it is run again; a rename removes it atomically."""
         gone = self.root / "working" / f"forgotten.{secrets.token_hex(4)}"
         if self.has(key):
             move_atomic(self.folder(key), gone)
@@ -279,7 +279,7 @@ class Store:
 
 
 def open_store(root: str | Path) -> Store:
-    """The store in a directory, made if need be; a directory with other things in it is refused."""
+    """Open the store in a directory, or create it; raises for a directory with other files."""
     root = Path(root)
     note = root / "store.json"
     if not note.exists():
@@ -294,7 +294,7 @@ def open_store(root: str | Path) -> Store:
 
 
 def check_store(root: Path) -> None:
-    """Raise `InvalidInputError` if a directory is no store of this format."""
+    """Raise `InvalidInputError` if a directory is not a store of this format."""
     try:
         found = json.loads((root / "store.json").read_bytes())["format"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -304,7 +304,7 @@ def check_store(root: Path) -> None:
 
 
 def _is_of_another_version(working: Path) -> bool:
-    """By the newest checkpoint that is whole."""
+    """Whether the newest complete checkpoint is of another version."""
     for path in sorted(working.glob(CHECKPOINTS), reverse=True):
         try:
             read_checkpoint(path)

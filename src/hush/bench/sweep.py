@@ -109,7 +109,7 @@ def sweep(
     retry_failed: bool = False,
     watch: Callable[[Tally], None] = lambda tally: None,
 ) -> Tally:
-    """Carry out what is left of a spec; a failed run is kept as it is unless ``retry_failed``."""
+    """Run the remaining trials of a spec; failed runs are not repeated unless ``retry_failed``."""
     store.check_unfinished(trial.key for trial in spec.trials if retry_failed or not store.has(trial.key))
     store.tidy()
     if retry_failed:
@@ -245,7 +245,7 @@ def format_duration(seconds: float) -> str:
     return f"about {seconds:.0f} seconds"
 
 
-# The executors by name, made of what was asked for.
+# The executors by name.
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ class ExecutorOptions:
 
 
 def make_executor(name: str, wishes: ExecutorOptions = ExecutorOptions()) -> Executor:
-    """The executor of that name; what it has no use for is refused."""
+    """The executor of that name; raises for options that it does not use."""
     validate.choice(tuple(EXECUTORS), executor=name)
     if wishes.workers is not None:
         validate.positive_int(workers=wishes.workers)

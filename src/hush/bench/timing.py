@@ -56,7 +56,7 @@ class Timing:
 
     batch: int
     step: float
-    first: float  # what the first steps take beyond that: the gradient engine checks itself
+    first: float  # additional time of the first steps, in which the gradient engine checks itself
     account: float
 
 

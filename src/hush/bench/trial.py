@@ -72,7 +72,7 @@ class Trial:
     validation: float = 0.1
     evaluate_every: float = 1.0
     secret_seed: int | None = field(default=None, repr=False)
-    versions: dict[str, str] = field(default_factory=dict)  # of third-party code, where it declares one
+    versions: dict[str, str] = field(default_factory=dict)  # of third-party code that declares one
 
     def config(self) -> dict[str, Any]:
         """The configuration as plain data; the secret seed is not in it."""
@@ -217,7 +217,7 @@ def _first(content: Any) -> Any:
 #
 # In a sweep over learning rates and seeds the event does not change, and calibrating it takes longer than everything
 # else that the benchmark adds to a run. The rule is post-processing and takes no part. What is kept is σ and the ε of
-# some numbers of steps; the guarantee in a record is always computed anew from the plan that was run.
+# some numbers of steps; the guarantee in a record is always computed again from the plan that was run.
 
 VERSIONS_ACCOUNTS = tuple(read_versions("hush", "dp-accounting").values())
 POINTS = 64  # numbers of steps whose ε is computed; an accountant takes up to a second for each
@@ -230,7 +230,7 @@ class Accounts:
     directory: Path | None
 
     def calibrated(self, plan: Plan, epsilon: float) -> Plan:
-        """The plan with the smallest σ for ε, from the directory where it has been computed before."""
+        """The plan with the smallest σ for ε, read from the directory if it was computed before."""
         sigma = self._recall(f"sigma for {epsilon!r}", plan, lambda: plan.with_epsilon(epsilon).sigma)
         return replace(plan, sigma=float(sigma), target=epsilon)
 
@@ -255,7 +255,7 @@ class Accounts:
 
 
 def _identity(plan: Plan) -> str | None:
-    """The identity of the plan's event with the precision of its noise, whatever its optimizer; None if it has none."""
+    """The identity of the plan's event with the precision of its noise, for any optimizer; None if it has none."""
     try:
         return f"{replace(plan, optimizer=SGD()).fingerprint()} {plan.tails!r} {plan.precision!r}"
     except NoIdentity:
@@ -296,7 +296,7 @@ class RunOptions:
 
 
 class Diverged(Exception):
-    """The run has left the finite numbers; its text says where."""
+    """The run has non-finite numbers; the message names where."""
 
 
 def run_trial(trial: Trial, store: Store, conditions: RunOptions) -> Result:
@@ -354,7 +354,7 @@ def _describe_spent(begun: _Trial | None, tried: bool) -> dict[str, Any]:
 
 
 def _with_warnings(result: Result, heard: list[warnings.WarningMessage]) -> Result:
-    """What was warned of goes to the private part, as it may quote data, and not to the terminal of a sweep."""
+    """Write warnings to the private part, as they may quote data, and not to the terminal of a sweep."""
     texts = list(dict.fromkeys(f"{warning.category.__name__}: {warning.message}" for warning in heard))
     return replace(result, private={**result.private, "warnings.txt": "\n".join(texts).encode()}) if texts else result
 
@@ -373,7 +373,7 @@ LAYER = {"sanitize_width", "sanitize_clip", "sanitize_dropout"}
 
 
 def configure_problem(trial: Trial, problem: Problem, plan: Plan) -> Problem:
-    """The problem with the initial weights and the sanitisation layer that the trial sets; else as it is."""
+    """The problem with the initial weights and the sanitisation layer of the trial; unchanged if it has none."""
     if given := sorted(LAYER & trial.settings.keys()):
         if plan.trains_on is None or not hasattr(plan.trains_on, "nonnegative"):
             raise InvalidInputError(f"'{given[0]}' needs a method that releases activations, not '{plan.method}'")
@@ -437,7 +437,7 @@ class _Trial:
         return ProblemRun.start(self.problem, self.plan, self.model, self.losses, secret=secret).run
 
     def _resume(self) -> Run:
-        """The run from its checkpoint, or from the start if there is none that can be used."""
+        """The run from its checkpoint, or from the start if there is no usable one."""
         self.checkpoints.metrics = lambda: self.metrics.state()
         run, found = self._start(), self.checkpoints.newest().saved
         if found is not None:

@@ -45,7 +45,7 @@ def _show(plan: Plan, summary: dict[str, Any], candidates: tuple[Candidate, ...]
     claims = plan.claims()
     show_text(str(claims[0]))
     shown = {**summary, "status": claims[0].describe_status()}
-    show_table("", ("what", "value"), [(k, v) for k, v in shown.items() if k not in APART])
+    show_table("", ("name", "value"), [(k, v) for k, v in shown.items() if k not in APART])
     if candidates:
         show_candidates(candidates)
     if len(summary["claims"]) > 1:

@@ -1,4 +1,4 @@
-"""`hush ledger`: what all runs together have spent on a dataset, and its budget."""
+"""`hush ledger`: the total that all runs have spent on a dataset, and its budget."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def _about(row: dict[str, Any]) -> str:
     from hush.ledger.total import ROW, Scope
 
     about = (row["unit"], row["protects"])
-    return "" if about == (ROW, "example") else f", for {Scope(*about).in_words()}"
+    return "" if about == (ROW, "example") else f", for {Scope(*about).describe()}"
 
 
 def _show_totals(entry: dict[str, Any]) -> None:
@@ -265,7 +265,7 @@ def _show_totals(entry: dict[str, Any]) -> None:
     from hush.ledger.total import Scope
 
     for total in entry["totals"][1:]:
-        show(f"  {Scope(total['unit'], total['protects']).in_words()}: {total['sentence']}")
+        show(f"  {Scope(total['unit'], total['protects']).describe()}: {total['sentence']}")
 
 
 def _summary(ledger: Ledger, dataset: str, delta: float | None) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def run() -> None:
 
 
 def protect_process() -> None:
-    """For this process and its children: other users cannot write to folders that it creates, whatever the umask, and
+    """For this process and its children: other users cannot write to folders that it creates, for any umask, and
     there are no core dumps, because memory holds the secret."""
     os.umask(os.umask(0o022) | 0o022)
     with contextlib.suppress(ValueError, OSError):

@@ -1,7 +1,7 @@
 """The options of the commands that take many, and how they become options of the command line.
 
 A command is a class here, whose docstring is its help and whose fields are its options, and a function of one object of
-that class in a module of its own. An option that is not given keeps the default of its field. To add an option, add a
+that class in a separate module. An option that is not given keeps the default of its field. To add an option, add a
 field and use it in that function. Nothing here imports torch or numpy: help and mistakes are shown at once.
 """
 
@@ -173,7 +173,7 @@ def _is_a(value: Any, hint: Any) -> bool:
     return type(value) in parts
 
 
-# What several commands share: the data and the model, the plan, and what is kept of a run.
+# Options that several commands share: the data and the model, the plan, and the files of a run.
 
 DEFAULT_EPSILON = 3.0
 EPSILON_OR_THREE = option("Calibrate the noise to this ε; 3 by default if no noise is given.", PRIVACY)
@@ -182,7 +182,7 @@ EXAMPLES = option("Number of examples N, a public number.", OPTIMISATION)
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions:
-    """The data, the model, and what is released of the data besides the model."""
+    """The data, the model, and releases of the data other than the model."""
 
     # Data
     problem: str | None = field(

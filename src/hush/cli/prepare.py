@@ -1,4 +1,4 @@
-"""What the options of a command name: the problem, the arguments of a method, numbers for a table, and a device."""
+"""Prepare a command from its options: the problem, the arguments of a method, defaults for a table, and the device."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def show_candidates(candidates: tuple[Candidate, ...]) -> None:
 
 
 def check_delta(delta: float, examples: int, *, accepted: bool) -> None:
-    """δ ≥ 1/N permits publishing a whole record: raise, or warn if the user accepted it."""
+    """Raise for δ ≥ 1/N, which permits publishing a whole record; warn if the user accepted it."""
     if delta < 1 / examples:
         return
     if accepted:
@@ -294,7 +294,7 @@ def _load(given: TaskOptions) -> Problem:
 
 
 def _say_classes(given: TaskOptions, found: Problem) -> None:
-    """Say how the classes of a table are obtained, if they are released with noise."""
+    """Show how the classes of a table are obtained, if they are released with noise."""
     if found.pending_classes is None:
         if given.private_classes is not None:
             raise InvalidInputError(
@@ -309,7 +309,7 @@ def _say_classes(given: TaskOptions, found: Problem) -> None:
 
 
 def _say_whose(given: TaskOptions) -> None:
-    """Say what one example is, if a unit was given."""
+    """Show the privacy unit, if one was given."""
     if given.unit is not None:
         most = given.rows_per_unit or ROWS_PER_UNIT
         say(f"one example is all rows of one {given.unit}, at most {most} of them at a time (--rows-per-unit)")
@@ -344,7 +344,7 @@ def with_views(task: Problem, augment: str | None, views: int | None) -> Losses:
 
 
 def apply_table_defaults(given: Trained, task: Problem) -> Trained:
-    """Fill in the model's name and a table's numbers if they were not given: a run keeps what it began with."""
+    """Fill in the model's name and a table's numbers if they were not given: a run keeps its first values."""
     if given.data is None:
         return given
     asked = default_epsilon(given).epsilon
@@ -427,7 +427,7 @@ SANITIZE = "--sanitize-at, --sanitize-width, --sanitize-clip and --sanitize-drop
 
 
 def sanitise_task(task: Problem, plan: Plan, given: Training) -> Problem:
-    """The problem with the layer in its model, if the method releases rows, and with the initial weights asked for."""
+    """The problem with the layer in its model, if the method releases rows, and with the requested initial weights."""
     at, width = given.sanitize_at, given.sanitize_width
     if plan.trains_on is None or not hasattr(plan.trains_on, "nonnegative"):  # the range of the layer, if there is one
         if any(value is not None for value in (at, width, given.sanitize_clip, given.sanitize_dropout)):
@@ -442,7 +442,7 @@ def sanitise_task(task: Problem, plan: Plan, given: Training) -> Problem:
 
 
 def read_shares(given: TaskOptions) -> dict[str, float]:
-    """The shares of ε for releases before training that were asked for, as `compose_plan` takes them."""
+    """The requested shares of ε for releases before training, as `compose_plan` takes them."""
     weights = _read_weight_share(given.class_weights)
     shares = {"range_share": given.private_ranges, "weight_share": weights, "class_share": given.private_classes}
     return {name: share for name, share in shares.items() if share is not None}

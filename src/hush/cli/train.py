@@ -123,11 +123,11 @@ def _describe_stop(stop: Mapping[str, Any]) -> str:
 # The training loop of `hush train`, with progress.
 
 
-EPOCHS_SHOWN = 20  # at most so many, evenly spread: each takes an evaluation and an account
+EPOCHS_SHOWN = 20  # the most epochs shown, evenly spread: each needs an evaluation and an account
 
 
 def _show_epochs(job: ProblemRun, batch_size: int) -> Callable[[], None]:
-    """A function to call after every step: at the end of an epoch it prints ε of the steps so far, and loss and
+    """A callback after every step: at the end of an epoch it prints ε of the steps so far, and loss and
     accuracy on the test rows, which are for the owner of the data."""
     run, problem = job.run, job.problem
     per_epoch = -(-run.plan.sampler.examples // batch_size)
@@ -250,7 +250,7 @@ def _list_noisy(result: dict[str, Any]) -> list[str]:
 
 
 def _say_releases(released: Mapping[str, Mapping[str, Any]]) -> None:
-    """Say what was released before training."""
+    """Show the releases before training."""
     classes = released.get("private_classes", {})
     if classes:
         say(f"{len(classes)} classes, released with noise: {', '.join(classes)}")
@@ -322,7 +322,7 @@ def _answer(result: dict[str, Any], given: Training) -> None:
 
 
 def _with_own_data(given: Training) -> Training:
-    """--data replaces the problem of a recipe."""
+    """The options with --data in place of the problem of a recipe."""
     theirs = read_recipes().get(given.recipe or "", {}).get("problem")
     if given.data is not None and theirs is not None and given.problem == theirs:
         return replace(given, problem=None)

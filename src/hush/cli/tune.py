@@ -1,4 +1,4 @@
-"""`hush tune`: settings, a model and a proven ε that includes the search for them."""
+"""`hush tune`: search settings and train a model, at a proven ε that includes the search."""
 
 from __future__ import annotations
 

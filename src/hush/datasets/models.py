@@ -354,7 +354,7 @@ def build_shipped(architecture: Architecture) -> nn.Module:
     factory = SHIPPED[architecture.name]
     if _count_values(architecture.arguments) > MOST_VALUES:
         raise InvalidInputError(
-            f"the architecture '{architecture.name}' has more than {MOST_VALUES} numbers as arguments: none has so many"
+            f"the architecture '{architecture.name}' has more than {MOST_VALUES} numbers as arguments: give fewer"
         )
     arguments = {key: tuple(v) if isinstance(v, list) else v for key, v in architecture.arguments.items()}
     try:

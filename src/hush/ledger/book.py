@@ -9,12 +9,12 @@
 1.0
 
 A run is entered once, with all its planned steps (see `hush.ledger.entries.Spend`). It counts with fewer steps only if
-the user declares that it was stopped without looking at anything (`Ledger.close`).
+the user declares that the decision to stop it did not depend on its releases (`Ledger.close`).
 
-A dataset is what the user calls so, a name; nothing in the ledger is computed from data. Names are compared without
-case and outer spaces, and where a ledger has a budget, a name that is not in it yet must be declared to be new: else a
-mistyped name would spend outside the budget. Lines are readable JSON in a hash chain (`hush.ledger.chain`), events
-are written so that they can be rebuilt (`hush.accounting.events`).
+A dataset is a name that the user chooses; nothing in the ledger is computed from data. Names are compared without case
+and outer spaces. In a ledger with a budget, a name that is not in it yet must be declared to be new: otherwise a
+mistyped name would spend outside the budget. Lines are readable JSON in a hash chain (`hush.ledger.chain`); events are
+written so that they can be rebuilt (`hush.accounting.events`).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Ledger:
     """
 
     def __init__(self, path: str | Path, *, create: bool = True, write: bool = True) -> None:
-        """Open it, or make a new one; ``write=False`` only looks, and needs no permission to write."""
+        """Open the ledger, or create it; with ``write=False`` it is only read and needs no permission to write."""
         self._chain = Chain(Path(path))
         self._writes, self._is_current = write, False
         self._spends: dict[tuple[str, str], Spend] = {}
@@ -94,7 +94,7 @@ class Ledger:
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """The path of the file."""
         return self._chain.path
 
     @property
@@ -105,7 +105,7 @@ class Ledger:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Read what other processes appended, and keep them waiting meanwhile."""
+        """Read what other processes appended, and hold the lock so that they wait."""
         if not self._writes:
             raise InvalidInputError(f"the ledger '{self.path}' was opened for reading: open it without write=False")
         with self._chain.locked(create=False), self.as_read():
@@ -114,7 +114,7 @@ class Ledger:
 
     @contextmanager
     def as_read(self) -> Iterator[None]:
-        """Within it, methods that read do not look for what others appended since."""
+        """Within it, methods do not read the file again for lines that other processes append."""
         before, self._is_current = self._is_current, True
         try:
             yield
@@ -122,7 +122,7 @@ class Ledger:
             self._is_current = before
 
     def _read_new(self) -> None:
-        """Read what others appended: another process, or another `Ledger` of the same file."""
+        """Read what another process, or another `Ledger` of the same file, appended."""
         if not self._is_current:
             with self._chain.locked(create=False, write=False):
                 self._index()
@@ -133,23 +133,24 @@ class Ledger:
         return sorted(self._names.values())
 
     def known_as(self, dataset: str) -> str:
-        """The name of a dataset in this ledger, whatever its case and spaces; a new name is returned unchanged."""
+        """The name of a dataset as this ledger writes it; a name that is not in it is returned unchanged."""
         self._read_new()
         return self._names.get(fold_name(dataset), dataset)
 
     def check_known(self, dataset: str, *, new: bool = False) -> str:
-        """The dataset's name here; refused where the ledger has a budget and the name is neither known nor ``new``."""
+        """The dataset's name as this ledger writes it; `BudgetExceededError` if the ledger has a budget and the name is
+        neither known nor ``new``."""
         check_name(dataset)
         if self._budgets and fold_name(dataset) not in self._names and not new:
             raise BudgetExceededError(
                 f"the ledger '{self.path}' has a budget and no dataset '{dataset}' (it has "
-                f"{', '.join(repr(name) for name in self.datasets())}): name the data with --dataset, or say that they "
-                "are other data with --new-dataset (new_dataset=True)"
+                f"{', '.join(repr(name) for name in self.datasets())}): name the data with --dataset, or declare that "
+                "they are other data with --new-dataset (new_dataset=True)"
             )
         return self.known_as(dataset)
 
     def spends(self, dataset: str = DATASET) -> dict[str, Spend]:
-        """By run: what it was charged on this dataset."""
+        """The charge of every run on this dataset, by the run's name."""
         self._read_new()
         folded = fold_name(dataset)
         return {run: spend for (name, run), spend in self._spends.items() if name == folded}
@@ -157,7 +158,7 @@ class Ledger:
     def budget(
         self, dataset: str = DATASET, epsilon: float | None = None, delta: float = 1e-5, *, unit: str | None = None
     ) -> Budget | None:
-        """The budget that was set last, after setting it to (ε, δ) where an ε is given (`set_budget`)."""
+        """The budget that was set last; if ``epsilon`` is given, it is set to (ε, δ) first (`set_budget`)."""
         if epsilon is not None:
             self.set_budget(dataset, epsilon, delta, scope=None if unit is None else Scope(unit))
         self._read_new()
@@ -165,13 +166,13 @@ class Ledger:
         return found[-1][1] if found else None
 
     def caps(self, dataset: str = DATASET) -> Caps:
-        """By unit: how many rows one has at most, as was declared last."""
+        """The largest number of rows of one unit, by unit, as declared last."""
         self._read_new()
         return self._caps.get(fold_name(dataset), {})
 
     def scope(self, dataset: str = DATASET) -> Scope:
-        """What the first of its totals is about: what its budget is about; without one whole examples of the unit that
-        all spends have, or whole rows where they have several."""
+        """The scope of the dataset's first total: that of its budget; without a budget, whole examples of the unit that
+        all spends have in common, or whole rows if they have several units."""
         budget, units = self.budget(dataset), {spend.cost.unit for spend in self.spends(dataset).values()}
         common = Scope(units.pop()) if len(units) == 1 else WHOLE_ROW
         return common if budget is None else budget.scope
@@ -189,11 +190,11 @@ class Ledger:
         unit: str | None = None,
         scope: Scope | None = None,
     ) -> Total:
-        """What is proven about everything spent on a dataset, however its runs stopped.
+        """The proven total of everything spent on a dataset, independent of how its runs stopped.
 
-        At the given δ, else at the budget's, else at one that suits the spends; for whole examples of the given unit,
-        for the given scope, else for the dataset's. Where nothing is proven its ε is ∞. A name that the ledger does not
-        have is refused if it has others.
+        It is at ``delta``, else at the budget's δ, else at one that fits the spends; for whole examples of ``unit``,
+        for ``scope``, else for the dataset's `scope`. If nothing is proven its ε is ∞. `InvalidInputError` for an
+        unknown dataset, unless the ledger is empty.
         """
         scope = Scope(unit) if unit is not None and scope is None else scope
         known = self.datasets()
@@ -205,13 +206,14 @@ class Ledger:
             return self.add_up(dataset, spent, self._delta(dataset, delta), scope)
 
     def add_up(self, dataset: str, costs: list[Cost], delta: float | None, scope: Scope | None = None) -> Total:
-        """The total of these costs, in the given scope or the dataset's, with what was declared about its units."""
+        """The total of these costs, in the given scope or the dataset's, with the caps that were declared."""
         return add_up(costs, delta, scope=scope or self.scope(dataset), caps=self.caps(dataset))
 
     def filtered(self, dataset: str = DATASET) -> Filtered | None:
-        """How far a Rényi filter of the budget is used; None without a budget that was there first and never changed.
+        """How much of a Rényi filter of the budget is used; None without a budget that was set before the first spend
+        and never changed.
 
-        Where it holds, the total stays within the budget whatever anybody looked at before choosing or stopping a run.
+        While it holds, the total stays within the budget even if runs are chosen or stopped after looking at releases.
         """
         budgets, spends = self._budgets.get(fold_name(dataset), []), self.spends(dataset).values()
         first = self._first.get(fold_name(dataset))
@@ -228,9 +230,9 @@ class Ledger:
 
     def close(self, dataset: str, run: str, steps: int) -> None:
         """Declare that a run stopped permanently after ``steps`` steps, and that the decision did not depend on
-        anything it released: from then on these steps count instead of its plan's, and it takes no more.
+        anything it released: from then on these steps count instead of its plan's, and it can take no more.
 
-        ``steps`` are those of its log of sums: `hush.ledger.run_account.close_run` reads them.
+        ``steps`` is the number in its sum log, which `hush.ledger.run_account.close_run` reads.
         """
         with self.turn():
             spend = self.spends(dataset).get(run)
@@ -238,19 +240,20 @@ class Ledger:
                 raise InvalidInputError(f"the ledger '{self.path}' has no run '{run}' on dataset '{dataset}'")
             if spend.blindly or steps >= spend.steps:
                 raise InvalidInputError(
-                    f"run '{run}' is counted with the {spend.steps} steps it took: nothing to close"
+                    f"run '{run}' is counted with {spend.steps} steps, so it cannot be closed at {steps}: give fewer "
+                    "steps"
                 )
             if not spend.per_step:
                 raise InvalidInputError(
-                    f"the ε of run '{run}' ({spend.method}) is not made of equal steps, so it stays counted with its "
-                    f"{spend.planned} planned steps"
+                    f"the privacy event of run '{run}' ({spend.method}) is not a repetition of one step, so the run "
+                    f"stays counted with its {spend.planned} planned steps: leave it open"
                 )
             event = to_json(first_steps(spend, steps))
             self._append(kind="close", dataset=spend.dataset, run=run, steps=steps, blindly=True, event=event)
 
     def set_budget(self, dataset: str, epsilon: float, delta: float, *, scope: Scope | None = None) -> None:
-        """From now on no run brings the dataset over (ε, δ), in the total of this scope: by default the one that its
-        budget has been for, else whole rows."""
+        """From now on refuse runs that would bring the dataset's total above (ε, δ) in this scope: by default the scope
+        of its budget, else whole rows."""
         check_budget(Budget(epsilon, delta))
         check_name(dataset)
         with self.turn():
@@ -260,8 +263,8 @@ class Ledger:
             self._append(kind=kind_of("budget", scope), epsilon=float(epsilon), delta=float(delta), **about)
 
     def cap(self, dataset: str, unit: str, rows: int, *, new_dataset: bool = False) -> None:
-        """Declare as a public fact that no unit has more than this number of rows: then a spend per row counts as this
-        many in the unit's total (`hush.ledger.total`), which names the declaration. The last declaration counts."""
+        """Declare as a public fact that no unit has more than ``rows`` rows: then a spend per row counts ``rows`` times
+        in the unit's total (`hush.ledger.total`), which names the declaration. The last declaration counts."""
         declared = Cap(unit, rows)
         with self.turn():
             dataset = self.check_known(dataset, new=new_dataset)
@@ -279,7 +282,7 @@ class Ledger:
         new_dataset: bool = False,
         scope: Scope = WHOLE_ROW,
     ) -> None:
-        """Enter a spend that hush did not make: an (ε, δ) from somewhere else. It is a fact, whatever the budget."""
+        """Enter a spend that hush did not make, by its (ε, δ); it is entered even if it exceeds the budget."""
         check_spend(epsilon, delta, run, adjacency, status)
         points = ((float(delta), float(epsilon)),)
         cost = Cost(adjacency, status, float(delta), points=points, unit=scope.unit, protects=scope.protects)
@@ -292,7 +295,7 @@ class Ledger:
             self.spend(Spend(run, dataset, BY_HAND, 1, 1, cost))
 
     def spend(self, spend: Spend) -> None:
-        """Write one spend down; only within `turn`."""
+        """Write one spend; only within `turn`."""
         check_name(spend.dataset)
         choice(ADJACENCIES, adjacency=spend.cost.adjacency)
         choice(STATUSES, status=spend.cost.status)
@@ -301,12 +304,12 @@ class Ledger:
         self._append(kind=kind_of("spend", spend.cost.scope), **to_fields(spend))
 
     def _check_same(self, spend: Spend) -> None:
-        """What a run is about does not change: its later line would take the place of the earlier one."""
+        """Refuse a later line of a run with another scope: it would replace the earlier one."""
         before = self._spends.get((fold_name(spend.dataset), spend.run))
         if before is not None and before.cost.scope != spend.cost.scope:
             raise InvalidInputError(
-                f"run '{spend.run}' is in the ledger '{self.path}' for {before.cost.scope.in_words()}, and not for "
-                f"{spend.cost.scope.in_words()}: start another run"
+                f"run '{spend.run}' is in the ledger '{self.path}' for {before.cost.scope.describe()}, and not for "
+                f"{spend.cost.scope.describe()}: start another run"
             )
 
     def _append(self, **fields: Any) -> None:
@@ -314,7 +317,7 @@ class Ledger:
         self._index()
 
     def _index(self) -> None:
-        """Note what is new; of one run the entry with most steps counts."""
+        """Index the new lines; of several entries of a run, the one with most steps counts."""
         while self._chain.new:
             self._note_line(*self._chain.new[0])
             self._chain.new.popleft()

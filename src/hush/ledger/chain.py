@@ -1,24 +1,24 @@
-"""An append-only file of JSON lines in a hash chain: an edited line shows, and so does a tail that was cut off.
+"""An append-only file of JSON lines in a hash chain: it shows whether a line was edited or the end was cut off.
 
 Every line holds the hash of the line before it and its own: h_n = SHA-256(line n without its hash), where line n names
 h_{n−1}. The chain alone cannot show that its last lines are missing, so a small head file, ``NAME.head``, stores the
 number of lines and the last hash. The head is written after the line. A crash between the two leaves one line more than
-the head says, which is accepted (the next line updates the head); one line less never happens by itself. An incomplete
+the head counts, which is accepted (the next line updates the head); a crash never leaves one line less. An incomplete
 line was never acknowledged and is dropped. A person who can rewrite both files can rewrite the history: the chain
 detects accidents and careless edits, it is not a signature.
 
-Processes take turns by a lock on the file, so none loses another's line. A file system without locks is an error and
-nothing is written. Some network file systems grant locks that do nothing. Then two writers can put their lines at the
-same offset. So a writer checks, after its line, that the head is still the one it started from, and after the head,
-that line and head are still its own: if writer A saw its line last of all, another line B was written after that, and
-B's writer then finds A's head. At most one of them continues, and its line is the one that remains.
+Processes lock the file in turn, so none overwrites another's line. On a file system without locks an error is raised
+and nothing is written. Some network file systems grant locks that have no effect. Then two writers can write their
+lines at the same offset. So a writer checks, after writing its line, that the head is still the one it started from,
+and after writing the head, that line and head are still its own: if writer A found its own line, and writer B wrote
+another line after that, then B finds A's head. At most one of them continues, and its line is the one that remains.
 
-Every line is checked whenever the file is read. A ledger holds thousands of lines that differ in nothing but their
-number, time, run, noise and hashes: of such lines the first is parsed, and the others are compared with it byte for
-byte and hashed with their own values filled in (`Template`), which is the same check.
+Every line is checked whenever the file is read. A ledger can hold thousands of lines that differ only in their number,
+time, run, noise and hashes. The first of them is parsed; the others are compared with it byte for byte and hashed with
+their own values filled in (`Template`), which is the same check.
 
-Nothing is written to a file that is not known to be a ledger: one whose first line is a valid first line, or an empty
-one, or what a killed process left of a first line, which its head file shows.
+hush writes only to a file that is a ledger: its first line is a valid first line, or it is empty, or it holds the
+incomplete first line of a killed process, for which there is a head file.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ Entry = dict[str, Any]
 
 
 class Damaged(InvalidInputError):
-    """A ledger that was edited, cut off or is not one; the text says where."""
+    """A file that is not a ledger, or a ledger that was edited or cut off; the message names the place."""
 
 
 class NoTurns(RunStateError):
-    """The file system does not let processes take turns."""
+    """The file system has no working locks."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def entry_hash(entry: Entry) -> str:
 
 
 class Slots(NamedTuple):
-    """What differs between lines of one template, in the order of sorted keys."""
+    """The values that differ between lines of one template, in the order of sorted keys."""
 
     at: bytes
     line: bytes
@@ -81,20 +81,20 @@ class Slots(NamedTuple):
 
 @dataclass(frozen=True)
 class Template:
-    """A spend's line with everything in it that others share: ``entry`` is the first such line, parsed, and ``pieces``
-    the sorted JSON between the slots."""
+    """A spend's line with everything that other lines share with it: ``entry`` is the first such line, parsed, and
+    ``between`` the sorted JSON before, between and after the slots."""
 
     entry: Entry
-    pieces: tuple[bytes, ...]
+    between: tuple[bytes, ...]
 
     def hash(self, slots: Slots) -> str:
         """The `entry_hash` of the line with these slots."""
-        text = b"".join(part for pair in zip(self.pieces, slots, strict=False) for part in pair) + self.pieces[-1]
+        text = b"".join(part for pair in zip(self.between, slots, strict=False) for part in pair) + self.between[-1]
         return hashlib.sha256(text).hexdigest()
 
 
 class Line(NamedTuple):
-    """A line that was read: whole, or as a template and what is its own."""
+    """A line that was read: the parsed entry, or the entry of its template and its own slots."""
 
     entry: Entry
     own: Slots | None = None
@@ -107,7 +107,7 @@ TAIL = len(PREVIOUS) + DIGITS + len(HASH) + DIGITS + len(END)
 
 
 def _split_line(line: bytes) -> tuple[Slots, bytes, tuple[bytes, bytes, bytes]] | None:
-    """The slots of a spend's line as hush writes it, its hash, and what is between them; None for any other line."""
+    """The slots of a spend's line as hush writes it, its hash, and the text between the slots; None for other lines."""
     comma, tail = line.find(b","), len(line) - TAIL
     start = comma + len(AT)
     at_end = line.find(b'"', start)
@@ -137,7 +137,7 @@ def _split_line(line: bytes) -> tuple[Slots, bytes, tuple[bytes, bytes, bytes]] 
 
 
 def _make_template(entry: Entry, noise: bool, between: tuple[bytes, bytes, bytes]) -> Template | None:
-    """The template of a line that was parsed; None where the slots are not what they look like."""
+    """The template of a parsed line; None if its slots are not the fields that they look like."""
     marks = Slots(*(secrets.token_hex(16).encode() for _ in Slots._fields))._replace(
         line=str(10**30 + secrets.randbelow(10**30)).encode()
     )
@@ -153,17 +153,17 @@ def _make_template(entry: Entry, noise: bool, between: tuple[bytes, bytes, bytes
     expected |= {"noise": marks.noise.decode()} if noise else {}
     if read != expected:
         return None
-    pieces, rest = [], _sort(read).encode()
+    texts, rest = [], _sort(read).encode()
     for name, mark in zip(Slots._fields, marks, strict=True):
         before, found, after = rest.partition(mark)
         if name == "noise" and not noise:
-            pieces.append(b"")
+            texts.append(b"")
             continue
         if not found or mark in after:
             return None
-        pieces.append(before)
+        texts.append(before)
         rest = after
-    return Template(entry, (*pieces, rest))
+    return Template(entry, (*texts, rest))
 
 
 class Chain:
@@ -179,9 +179,9 @@ class Chain:
 
     @contextmanager
     def locked(self, *, create: bool = True, write: bool = True) -> Iterator[Chain]:
-        """Hold the file's lock, with every entry read and checked; no other process appends meanwhile.
+        """Hold the file's lock, with every entry read and checked; no other process can append.
 
-        With ``write=False`` nothing is changed, not even what a killed process left over.
+        With ``write=False`` nothing is changed, and the incomplete line of a killed process stays.
         """
         descriptor = self._open(create and write, write)
         try:
@@ -193,17 +193,17 @@ class Chain:
             os.close(descriptor)
 
     def append(self, **fields: Any) -> Entry:
-        """One more line, on the disk when this returns; only under `locked`."""
+        """Append a line, and return when it is on the disk; only within `locked`."""
         end = self._end
         if end.lines == 0:
             if self._read_head(0) != self._seen:
                 raise self._not_alone()
-            self._write_head(end)  # before the first line: then a missing head always means that something is lost
+            self._write_head(end)  # before the first line, so that a missing head always means a lost file
         entry: Entry = {"line": end.lines + 1, **fields, "previous": end.hash}
         entry["hash"] = entry_hash(entry)
         line = (json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n").encode()
         if os.fstat(self._descriptor).st_size != end.size:
-            raise self._not_alone()  # before anything of theirs is written over
+            raise self._not_alone()  # before another process's line is overwritten
         try:
             _write_at(self._descriptor, line, end.size)
             sync_file(self._descriptor)
@@ -222,39 +222,43 @@ class Chain:
 
     def _open(self, create: bool, write: bool) -> int:
         if not write and not self.path.exists():
-            raise InvalidInputError(f"there is no ledger at '{self.path}'")
+            raise InvalidInputError(f"there is no ledger at '{self.path}': give the path of an existing one")
         flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_NONBLOCK
         try:
             descriptor = os.open(self.path, flags | (os.O_CREAT if create else 0), 0o644)
         except FileNotFoundError:
-            raise InvalidInputError(f"there is no ledger at '{self.path}'") from None
+            raise InvalidInputError(f"there is no ledger at '{self.path}': give the path of an existing one") from None
         except IsADirectoryError:
             raise InvalidInputError(f"'{self.path}' is a directory: give the ledger's file name") from None
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise InvalidInputError(f"'{self.path}' is no ordinary file, as a ledger is: give the ledger's file name")
+            raise InvalidInputError(f"'{self.path}' is not a regular file: give the ledger's file name")
         return descriptor
 
     def _read(self, descriptor: int, write: bool) -> None:
         size = os.fstat(descriptor).st_size
         if size < self._end.size:
-            raise Damaged(f"the ledger '{self.path}' became shorter while it was in use: it was cut off or replaced")
+            raise Damaged(
+                f"the ledger '{self.path}' became shorter while it was in use, so it was cut off or replaced: restore "
+                "the whole file"
+            )
         if self.first is None:
             self._check_beginning(os.pread(descriptor, len(BEGINNING), 0))
         whole, _, torn = _read_at(descriptor, self._end.size, size).rpartition(b"\n")
         for line in whole.split(b"\n") if whole else []:
             self._read_line(line)
         if torn and self.first is None and not self.head.exists():
-            raise Damaged(f"'{self.path}' is no ledger: it was left as it is")
+            raise self._not_a_ledger()
         head = self._read_head(self._end.lines)
         if head.lines > self._end.lines:
             raise Damaged(
-                f"the ledger '{self.path}' has {self._end.lines} lines where its head file counts {head.lines}: its "
-                "end was cut off, so it no longer shows what was spent; bring back the whole file"
+                f"the ledger '{self.path}' has {self._end.lines} lines where its head file counts {head.lines}, so its "
+                "end was cut off and it no longer shows what was spent: restore the whole file"
             )
         if head.lines and self._hashes[head.lines - 1] != head.hash:
             raise Damaged(
-                f"the ledger '{self.path}' does not belong to its head file: line {head.lines} is another one"
+                f"the ledger '{self.path}' does not belong to its head file, which has another hash of line "
+                f"{head.lines}: restore both files"
             )
         self._seen = head
         if write and torn:
@@ -264,7 +268,10 @@ class Chain:
 
     def _check_beginning(self, first: bytes) -> None:
         if first != BEGINNING[: len(first)]:
-            raise Damaged(f"'{self.path}' is no ledger: it was left as it is")
+            raise self._not_a_ledger()
+
+    def _not_a_ledger(self) -> Damaged:
+        return Damaged(f"'{self.path}' is not a ledger and was not changed: give the path of a ledger, or of a new one")
 
     def _checked(self, line: bytes) -> Entry:
         where = f"line {self._end.lines + 1} of the ledger '{self.path}'"
@@ -272,16 +279,19 @@ class Chain:
             entry = json.loads(line)
             fits = isinstance(entry, dict) and entry.get("hash") == entry_hash(entry)
         except (ValueError, RecursionError) as error:
-            raise Damaged(f"{where} is no JSON: it was edited or damaged") from error
+            raise Damaged(f"{where} is not valid JSON, so it was edited or damaged: restore the file") from error
         if not fits:
-            raise Damaged(f"{where} was edited: its hash does not fit its content")
+            raise Damaged(f"{where} was edited, as its hash does not match its content: restore the file")
         if entry.get("previous") != self._end.hash or entry.get("line") != self._end.lines + 1:
-            raise Damaged(f"{where} does not follow the line before it: a line was removed, inserted or moved")
+            raise Damaged(
+                f"{where} does not follow the line before it, so a line was removed, inserted or moved: restore the "
+                "file"
+            )
         checked: Entry = entry
         return checked
 
     def _read_line(self, line: bytes) -> None:
-        """One more line, checked: by the template of lines like it, or parsed."""
+        """Check one more line: by the template of lines like it, or by parsing it."""
         split = _split_line(line)
         template = None
         if split is not None:
@@ -313,18 +323,20 @@ class Chain:
             if not lines:
                 return End()
             raise Damaged(
-                f"'{self.head}' is missing, so a cut-off end of the ledger would not show: bring it back "
-                "(the two files belong together)"
+                f"'{self.head}' is missing, so a cut-off end of the ledger could not be detected: restore it (the two "
+                "files belong together)"
             ) from None
         except (ValueError, KeyError, TypeError, RecursionError, OverflowError, IsADirectoryError) as error:
-            raise Damaged(f"'{self.head}' is damaged, so a cut-off end of the ledger would not show") from error
+            raise Damaged(
+                f"'{self.head}' is damaged, so a cut-off end of the ledger could not be detected: restore it"
+            ) from error
 
     def _write_head(self, end: End) -> None:
         head = {"lines": end.lines, "hash": end.hash}
         write_atomic(self.head, (json.dumps(head) + "\n").encode())
 
     def _line_at(self, end: End, line: bytes) -> bytes:
-        """The content at the line's offset and everything after it, read again from the file."""
+        """Read the file again from the line's offset on."""
         with self.path.open("rb") as file:
             file.seek(end.size)
             return file.read(len(line) + 1)
@@ -349,10 +361,10 @@ def _lock(descriptor: int, path: Path, *, shared: bool) -> None:
 def _read_at(descriptor: int, start: int, stop: int) -> bytes:
     text = b""
     while len(text) < stop - start:  # a read may return less than asked for
-        piece = os.pread(descriptor, stop - start - len(text), start + len(text))
-        if not piece:
+        part = os.pread(descriptor, stop - start - len(text), start + len(text))
+        if not part:
             break
-        text += piece
+        text += part
     return text
 
 

@@ -27,7 +27,7 @@ FIELDS = {
 
 @dataclass(frozen=True)
 class Budget:
-    """The most that may be spent on a dataset, and in which of its totals."""
+    """The largest (ε, δ) that may be spent on a dataset, in the total of one scope."""
 
     epsilon: float
     delta: float
@@ -36,11 +36,11 @@ class Budget:
 
 @dataclass(frozen=True)
 class Spend:
-    """One run's entry: what it was charged, which is the cost of all its planned steps.
+    """One run's entry: its charge, which is the cost of all its planned steps.
 
-    A run may stop early, but the decision to stop may depend on what it had released. Then its number of steps is an
-    answer about the data too, and only the cost of the plan is proven. ``blindly`` says that the user declared that the
-    decision did not depend on releases: then ``cost`` is that of the ``steps`` that were taken.
+    A run may stop early, but the decision to stop may depend on what it had released. Then its number of steps depends
+    on the data too, and only the cost of the plan is proven. If ``blindly``, the user declared that the decision did
+    not depend on releases, and ``cost`` is that of the ``steps`` that were taken.
     """
 
     run: str
@@ -53,8 +53,8 @@ class Spend:
     part_of: str = ""  # the run some of whose steps this one takes again with fresh noise
     reason: str = ""
     blindly: bool = False
-    noise: str = ""  # the name of the secret behind its noise: a digest that says nothing about it
-    per_step: bool = False  # whether the event is that of one step, as often as there are steps, with others beside it
+    noise: str = ""  # the name of the secret of its noise: a digest that reveals nothing about it
+    per_step: bool = False  # whether the event is one step's event, repeated for every step, composed with others
 
     def closed(self, steps: int, event: Any) -> Spend:
         """This spend with the cost of ``steps`` of its steps, if the decision to stop is declared independent."""
@@ -64,9 +64,9 @@ class Spend:
 
 
 def first_steps(spend: Spend, steps: int) -> Any:
-    """The event of the first ``steps`` steps of a spend whose event is per step; other releases are counted whole.
+    """The event of the first ``steps`` steps of a spend whose event is per step; other releases count in full.
 
-    The δ that it loses stays that of the plan, which is no less."""
+    The spend's ``lost`` stays that of the whole plan, which is at least as large."""
     event = spend.cost.event
     training, *composed = event.events if isinstance(event, dp_event.ComposedDpEvent) else (event,)
     fewer = dp_event.SelfComposedDpEvent(training.event, steps)
@@ -74,20 +74,20 @@ def first_steps(spend: Spend, steps: int) -> Any:
 
 
 def is_per_step(event: Any, steps: int) -> bool:
-    """Whether the event is one event ``steps`` times, alone or first of several."""
+    """Whether the event is one event composed ``steps`` times, alone or as the first of several."""
     first = event.events[0] if isinstance(event, dp_event.ComposedDpEvent) and event.events else event
     return isinstance(first, dp_event.SelfComposedDpEvent) and first.count == steps
 
 
 @lru_cache(maxsize=1024)
 def fold_name(dataset: str) -> str:
-    """What is compared of a dataset's name: without case, outer spaces and forms that only look different."""
+    """The form in which names of datasets are compared: Unicode NFKC, without case and extra spaces."""
     text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", dataset).casefold())
     return " ".join(text.split())
 
 
 def check_name(name: str, what: str = "a dataset") -> None:
-    """A name is a short line that its owner chose."""
+    """Raise unless the name has 1 to 200 printable characters."""
     if not fold_name(name) or len(name) > 200 or not name.isprintable():
         raise InvalidInputError(f"{what} needs a name of at most 200 printable characters, got {name[:200]!r}")
 
@@ -108,18 +108,18 @@ def to_fields(spend: Spend) -> dict[str, Any]:
 
 
 def scope_fields(scope: Scope) -> dict[str, str]:
-    """What a line says of its scope: nothing where it is about whole rows, as lines were before there were others."""
+    """The fields of a line that give its scope; none for whole rows."""
     return {} if scope == WHOLE_ROW else {"unit": scope.unit, "protects": scope.protects}
 
 
 def kind_of(kind: str, scope: Scope) -> str:
-    """The kind of a spend's or a budget's line. Where its scope is another than whole rows, it is a kind of its own,
-    which a version that knows of no scopes refuses to read: it would take the ε to be for whole rows."""
+    """The kind of a spend's or a budget's line. A scope other than whole rows has a separate kind, so that a reader
+    without scopes refuses the line instead of taking its ε to be for whole rows."""
     return kind if scope == WHOLE_ROW else f"scoped {kind}"
 
 
 def _scope_of(entry: dict[str, Any]) -> Scope:
-    """The scope of a line, which contains one if and only if its kind says so."""
+    """The scope of a line, which has these fields if and only if its kind is scoped."""
     if not entry["kind"].startswith("scoped "):
         if "unit" in entry or "protects" in entry:
             raise ValueError("it names a unit, and its kind is for whole rows")
@@ -131,18 +131,18 @@ def _scope_of(entry: dict[str, Any]) -> Scope:
 
 
 def check_halves(scope: Scope, adjacency: str, status: str) -> None:
-    """A part of an example can become another; it cannot come or go, for who is in the data is public then. What is
-    only claimed may have been published so."""
+    """Refuse a proven add-remove spend that protects only features or only labels: it takes the set of examples to be
+    public, so a part can be replaced but not added or removed. A claimed spend may have been published like that."""
     if scope.protects != "example" and adjacency == "add-remove" and status == "proven":
         raise InvalidInputError(
-            f"a spend that protects {scope.protects} only takes who is in the data to be public, so no one is added or "
-            "removed: its adjacency is replace"
+            f"a spend that protects {scope.protects} only takes the set of examples to be public, so its adjacency "
+            f"cannot be {adjacency}: give adjacency replace"
         )
 
 
 @dataclass(frozen=True)
 class Cap:
-    """How many rows one unit has at most: a public fact that the user declared."""
+    """The largest number of rows of one unit: a public fact that the user declared."""
 
     unit: str
     rows: int
@@ -168,7 +168,7 @@ def cap_of(entry: dict[str, Any]) -> Cap:
 def _event(cost: Cost) -> dict[str, Any] | None:
     event = None if cost.event is None else events.to_json(cost.event)
     if event is None and not cost.points:
-        raise InvalidInputError(f"this event cannot be written down: {cost.event!r}")
+        raise InvalidInputError(f"the event {cost.event!r} cannot be written as JSON: give points (δ, ε)")
     return event
 
 
@@ -229,7 +229,7 @@ def _cost(entry: dict[str, Any]) -> Cost:
     assumptions = tuple(str(text) for text in entry.get("assumptions", ()))
     lost, composed = float(entry.get("lost", 0.0)), float(entry.get("beside", 0.0))
     if not 0 <= lost < 1 or not 0 <= composed <= 1:
-        raise ValueError(f"'lost' must be in [0, 1) and 'beside' in [0, 1], got {lost:g} and {composed:g}")
+        raise ValueError(f"lost δ must be in [0, 1) and that of compositions in [0, 1], got {lost:g} and {composed:g}")
     scope = _scope_of(entry)
     check_halves(scope, entry["adjacency"], entry["status"])
     own = Cost(entry["adjacency"], entry["status"], delta, built, points, assumptions, lost, composed)
@@ -249,20 +249,20 @@ def budget_of(entry: dict[str, Any]) -> Budget:
 
 
 def check_budget(budget: Budget) -> None:
-    """Both are numbers that an accountant can compare."""
+    """Raise unless accountants can compute with the budget's ε and δ."""
     positive(epsilon=budget.epsilon)
     check_delta(budget.delta)
 
 
 def check_delta(delta: float) -> None:
-    """A δ that the accountants go down to."""
+    """Raise for a δ below the smallest that the accountants support."""
     probability(delta=delta)
     if delta < SMALLEST_DELTA:
         raise InvalidInputError(f"delta must be at least {SMALLEST_DELTA:g}, got {delta:g}")
 
 
 def check_spend(epsilon: float, delta: float, run: str, adjacency: str, status: str) -> None:
-    """A spend that is entered by hand: numbers, a name, and nothing that hush would have to have audited."""
+    """Check a spend that is entered by hand: numbers, a name, and a status that needs no audit by hush."""
     non_negative(epsilon=epsilon)
     probability(delta=delta)
     choice(("proven", "claimed"), status=status)

@@ -1,12 +1,12 @@
-"""A run's entries in a ledger: what has been spent on a dataset by all runs together, written ahead of every release.
+"""A run's entries in a ledger, written before the run releases anything.
 
-A run is charged once, for its whole plan, before its first noisy value: that is what is proven about it however it
-stops. So after any crash the ledger covers at least what was released. A resumed run has its name in the ledger and its
-secret in its checkpoint: the steps it repeats are the same bits and cost nothing. A run that lost its secret is another
-run, and what the lost one was charged stays spent. Steps that are taken again with fresh noise (`ReplayHistory`) are an
-entry of their own, written before that noise is drawn.
+A run is charged once, for its whole plan, before its first noisy value: that cost is proven for any stopping step. So
+after any crash the ledger covers at least what was released. A resumed run has its name in the ledger and its secret in
+its checkpoint: the steps it repeats have the same bits and cost nothing. A run that lost its secret must start again as
+another run, and the charge of the lost one stays spent. Steps that are taken again with fresh noise (`ReplayHistory`)
+have a separate entry, which is written before that noise is drawn.
 
-The file itself is `hush.ledger.book`.
+The ledger itself is `hush.ledger.book`.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from hush.run import Run
 
 
 class Account:
-    """One entry of a ledger: `charge` writes it once, and `check` says beforehand whether the budget has room for it.
+    """One entry of a ledger: `charge` writes it once; `check` raises if the budget has no room for it.
 
-    ``cost(n)`` is what the first n of the ``planned`` steps cost; it never falls in n.
+    ``cost(n)`` is the cost of the first n of the ``planned`` steps; it never decreases with n.
     """
 
     def __init__(
@@ -67,18 +67,18 @@ class Account:
 
     @property
     def entered(self) -> Spend | None:
-        """The entry as it is in the ledger, if it is."""
+        """The entry in the ledger; None if it is not there."""
         return self.ledger.spends(self.dataset).get(self.run)
 
     @property
     def charged(self) -> bool:
-        """Whether the ledger has all planned steps."""
+        """Whether the ledger's entry covers all planned steps."""
         found = self.entered
         return found is not None and found.steps >= self._planned
 
     def charge(self, *, fact: bool = False) -> None:
-        """Enter all planned steps, once; `BudgetExceededError` where the budget has no room for them, and then nothing
-        is written. ``fact`` is for steps that were taken already: they are entered whatever the budget says."""
+        """Enter all planned steps, once; if the budget has no room for them, raise `BudgetExceededError` and write
+        nothing. ``fact`` is for steps that were taken already: they are entered even if they exceed the budget."""
         with self.ledger.turn():
             self._check_open()
             if self.charged:
@@ -91,7 +91,7 @@ class Account:
             self.ledger.spend(Spend(self.run, self.dataset, self._method, *counted, per_step=per_step, **self._more))
 
     def check(self) -> None:
-        """`BudgetExceededError` where the budget has no room for all planned steps; nothing is written."""
+        """Raise `BudgetExceededError` if the budget has no room for all planned steps; nothing is written."""
         with self.ledger.turn():
             self._check_open()
             if not self.charged:
@@ -103,11 +103,12 @@ class Account:
         return budget is None or self._fits(budget, self._planned)
 
     def room(self) -> int:
-        """How many of the planned steps fit into the budget next to what others have spent; all without a budget."""
+        """The number of planned steps that fit into the budget in addition to all other spends; all without a
+        budget."""
         budget = self.ledger.budget(self.dataset)
         if budget is None or self._fits(budget, self._planned):
             return self._planned
-        if self._cost(self._planned).event is None:  # known for the whole plan only
+        if self._cost(self._planned).event is None:  # the cost is known for the whole plan only
             return 0
         return largest(lambda steps: self._fits(budget, steps), 0, self._planned)
 
@@ -115,7 +116,7 @@ class Account:
         return self._total(budget, steps).epsilon <= budget.epsilon
 
     def _total(self, budget: Budget, steps: int) -> Total:
-        """What the first steps and all other spends are together in the total that the budget is for."""
+        """The budget's total with the first ``steps`` steps and all other spends."""
         others = [spend.cost for run, spend in self.ledger.spends(self.dataset).items() if run != self.run]
         return self.ledger.add_up(self.dataset, [*others, self._cost(steps)], budget.delta, budget.scope)
 
@@ -125,7 +126,7 @@ class Account:
             raise BudgetExceededError(self._over(budget))
 
     def _check_open(self) -> None:
-        """A run that was declared permanently stopped takes no step, not with fresh noise either."""
+        """Raise for a run that was declared permanently stopped: it takes no more steps, even with fresh noise."""
         own = self.run.partition("+")[0]
         for name, spend in self.ledger.spends(self.dataset).items():
             if spend.blindly and name.partition("+")[0] == own:
@@ -135,14 +136,14 @@ class Account:
                 )
 
     def _over(self, budget: Budget) -> str:
-        about = "" if budget.scope == WHOLE_ROW else f" for {budget.scope.in_words()}"
+        about = "" if budget.scope == WHOLE_ROW else f" for {budget.scope.describe()}"
         pair = f"ε = {rounded_up(budget.epsilon)} at δ = {rounded_up(budget.delta)}{about}"
         after = self._total(budget, self._planned)
         if after.reason:
             return (
-                f"this run would leave dataset '{self.dataset}' without a finite ε for {budget.scope.in_words()}, and "
-                f"its budget is {pair}: one spend is {after.reason}; spend what is about that unit and all of it, or "
-                f"set a budget for something else with `hush ledger budget {self.ledger.path} --unit … --protects …`"
+                f"this run would leave dataset '{self.dataset}' without a finite ε for {budget.scope.describe()}, and "
+                f"its budget is {pair}: one spend is {after.reason}; train with that unit and protect whole examples, "
+                f"or set another budget with `hush ledger budget {self.ledger.path} --unit … --protects …`"
             )
         return (
             f"{self._planned} steps would bring dataset '{self.dataset}' to ε = {rounded_up(after.epsilon)} where its "
@@ -152,7 +153,7 @@ class Account:
 
 
 def largest(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """The largest n in [low, high) that fits, where ``high`` does not and a prefix does; ``low`` at least."""
+    """The largest n in [low, high) that fits, at least ``low``; ``high`` must not fit, and if n fits all smaller do."""
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
@@ -163,22 +164,22 @@ POINTS = 12
 
 
 class RunAccount:
-    """A run's entries in a ledger: one for each of its attempts, of which it has one unless sums have changed."""
+    """A run's entries in a ledger, one for each attempt; there is one attempt unless sums have changed."""
 
     def __init__(self, run: Run, ledger: Ledger, dataset: str, name: str, *, new_dataset: bool = False) -> None:
         self.ledger, self._given = ledger, dataset
         self._run, self._name, self._new = run, name, new_dataset
         self._accounts: dict[int, Account] = {}
-        self._of(run.history.current)  # which refuses a secret that was used before
+        self._of(run.history.current)  # raises for a secret that was used before
 
     @property
     def dataset(self) -> str:
-        """The data's name as the ledger knows it."""
+        """The dataset's name in the ledger."""
         return self._account.dataset
 
     @property
     def charged(self) -> bool:
-        """Whether the ledger has all steps of the run's current attempt."""
+        """Whether the ledger's entry covers all steps of the run's current attempt."""
         return self._account.charged
 
     @property
@@ -187,10 +188,11 @@ class RunAccount:
         return self._account.entered is not None
 
     def charge(self) -> None:
-        """Enter the run's current attempt, before its first noisy value; `BudgetExceededError` where there is no room.
+        """Enter the run's current attempt, before its first noisy value; `BudgetExceededError` if there is no room.
 
-        Where the ledger does not know the run yet (it came later, or a seed was used in the run's directory before),
-        whatever was taken already is entered first, the run's own name last: a fact, whatever the budget says."""
+        If the ledger does not have the run yet (it was added later, or a seed was used in the run's directory before),
+        all steps that were taken already are entered first, the entry under the run's own name last, even if they
+        exceed the budget."""
         history = self._run.history
         if self._name not in self.ledger.spends(self.dataset):
             for number in (*range(1, len(history.attempts)), 0):
@@ -199,18 +201,18 @@ class RunAccount:
         self._account.charge(fact=_was_begun(history.now))
 
     def check(self) -> None:
-        """`BudgetExceededError` where the budget has no room for what `charge` would enter; nothing is written."""
+        """Raise `BudgetExceededError` if the budget has no room for what `charge` would enter; nothing is written."""
         if not _was_begun(self._run.history.now):
             self._account.check()
 
     def room(self) -> int:
-        """How many steps of the current attempt fit into the budget, next to what others have spent."""
+        """The number of steps of the current attempt that fit into the budget in addition to all other spends."""
         return self._account.room()
 
     def total(self) -> Total:
-        """What is proven about everything spent on the data, for what this run's own entry is about.
+        """The proven total of everything spent on the data, in the scope of this run's entry.
 
-        A ledger that cannot be read any more does not stop a release: then it is the total that was read last."""
+        If the ledger cannot be read any more, it is the total that was read last: a release is still possible."""
         with suppress(HushError, OSError), self.ledger.turn():
             pass
         with self.ledger.as_read():
@@ -225,7 +227,7 @@ class RunAccount:
         return self._of(self._run.history.current)
 
     def _of(self, number: int) -> Account:
-        """The account of one attempt: under the run's name, and for a later one that of its secret."""
+        """The account of one attempt, entered under the run's name; for a later attempt, with its secret's name."""
         if number not in self._accounts:
             run = self._run
             start, current = run.history.attempts[number].start, number == run.history.current
@@ -252,17 +254,18 @@ class RunAccount:
 def charge(
     run: Run, ledger: Ledger, dataset: str, checkpoints: Checkpoints | None = None, *, new_dataset: bool = False
 ) -> RunAccount:
-    """Have the run charged to a ledger: once, for its whole plan, before its first noisy value.
+    """Charge the run to a ledger: once, for its whole plan, before its first noisy value.
 
-    `BudgetExceededError` at once where the budget has no room for it. Call it before ``checkpoints.begin`` or after
-    ``checkpoints.restore``, so that every checkpoint names the ledger. A resumed run has its entry already; where its
-    checkpoint and the ledger contradict each other, it is refused. So is a run whose secret another run has used: the
-    same noise on other sums has no finite ε. In a ledger that has a budget, data that it does not know need
-    ``new_dataset=True``. Of several processes, process 0 alone calls it.
+    Raises `BudgetExceededError` immediately if the budget has no room for it. Call it before ``checkpoints.begin`` or
+    after ``checkpoints.restore``, so that every checkpoint names the ledger. A resumed run has its entry already;
+    `ResumeError` if its checkpoint and the ledger contradict each other. `RunStateError` if another run has used the
+    same secret: the same noise on other sums has no finite ε. In a ledger with a budget, a new dataset needs
+    ``new_dataset=True``. Of several processes, only process 0 calls it.
     """
     if run.ranks.rank:
         raise RunStateError(
-            "process 0 enters a run in its ledger, and the others wait for it: call charge where rank is 0"
+            f"charge was called in process {run.ranks.rank}, and only process 0 enters a run in its ledger: call it "
+            "where rank is 0"
         )
     name = secrets.token_hex(8) if checkpoints is None else checkpoints.name
     account = RunAccount(run, ledger, dataset, name, new_dataset=new_dataset)
@@ -270,10 +273,10 @@ def charge(
     if run.next < run.plan.steps:
         account.check()
     run.charged_by(account.charge)
-    if not account.charged and any(map(_was_begun, run.history.attempts)):  # taken without a ledger: entered now
+    if not account.charged and any(map(_was_begun, run.history.attempts)):  # steps were taken without a ledger
         run.charge()
     if checkpoints is not None and later:
-        checkpoints.save(run)  # after the charge, as a checkpoint that names a ledger is one that it covers
+        checkpoints.save(run)  # after the charge: a checkpoint that names a ledger must be covered by it
     return account
 
 
@@ -282,21 +285,21 @@ def _was_begun(attempt: Replay) -> bool:
 
 
 def _not_used_before(ledger: Ledger, noise: str, name: str) -> None:
-    """Every secret is one run's: the ledger knows them by their names."""
+    """Raise if the ledger has another run with the secret of this name."""
     with ledger.turn():
         spends = [spend for dataset in ledger.datasets() for spend in ledger.spends(dataset).values()]
     for spend in spends:
         if noise and spend.noise == noise and spend.run != name:
             raise RunStateError(
                 f"the secret behind this run's noise was used before, by run '{spend.run}' on dataset "
-                f"'{spend.dataset}' in the ledger '{ledger.path}': on other sums the difference of the two would be "
-                "free of noise; give another secret seed or none, or resume that run"
+                f"'{spend.dataset}' in the ledger '{ledger.path}', and the difference of two sums with the same noise "
+                "has no noise: give another secret seed or none, or resume that run"
             )
 
 
 def _agree(run: Run, account: RunAccount, checkpoints: Checkpoints) -> bool:
-    """Every checkpoint names the ledger that covers it, and the ledger covers every checkpoint. Whether there is a
-    checkpoint that names none yet."""
+    """Check that the checkpoint names this ledger and that the ledger covers the checkpoint. Returns whether there is a
+    checkpoint that does not name a ledger yet."""
     ledger, before = account.ledger, checkpoints.ledger
     checkpoints.ledger = {"name": ledger.name, "path": str(ledger.path.resolve()), "dataset": account.dataset}
     if before is None:
@@ -308,8 +311,8 @@ def _agree(run: Run, account: RunAccount, checkpoints: Checkpoints) -> bool:
         )
     if _was_begun(run.history.now) and not account.covers:
         raise ResumeError(
-            f"the checkpoint is at step {run.next} and the ledger '{ledger.path}' has no charge for this run: it is "
-            "not the ledger that the run wrote, or it lost entries"
+            f"the checkpoint is at step {run.next} and the ledger '{ledger.path}' has no charge for this run, so it is "
+            "another ledger or lost entries: give the run's ledger"
         )
     return False
 
@@ -325,8 +328,8 @@ def fit_budget(
 ) -> float:
     """The largest ε of at most ``epsilon`` whose plan, by ``make(ε)``, fits into the dataset's budget, to a thousandth.
 
-    The plan at that ε has more noise and the same steps. ``coordinates`` are the numbers that get noise at a time, as a
-    run counts them (`hush.run.count_coordinates`). `BudgetExceededError` where no ε fits."""
+    The plan at that ε has more noise and the same steps. ``coordinates`` is the number of coordinates that get noise
+    per step (`hush.run.count_coordinates`). `BudgetExceededError` if no ε fits."""
 
     def fits(plan: Plan) -> bool:
         plan = plan.with_tails(coordinates).with_arithmetic()
@@ -344,7 +347,7 @@ def fit_budget(
     def tries(value: float) -> bool:
         try:
             return fits(make(value))
-        except HushError:  # less ε than some part of the plan needs
+        except HushError:  # ε is too small for some part of the plan
             return False
 
     if fits(make(epsilon)):
@@ -373,10 +376,12 @@ def close_run(ledger: Ledger, dataset: str, name: str, directory: Path) -> int:
     if spend is None:
         raise InvalidInputError(f"the ledger '{ledger.path}' has no run '{name}' on dataset '{dataset}'")
     if spend.blindly:
-        raise InvalidInputError(f"run '{name}' is closed already, at step {spend.steps}: nothing to close")
+        raise InvalidInputError(f"run '{name}' was already closed at step {spend.steps}: nothing to do")
     if not directory.is_dir():
-        raise InvalidInputError(f"'{directory}' is not there, so nothing shows how many steps run '{name}' has taken")
-    kept = Checkpoints(directory)  # which refuses a directory in which a run is training
+        raise InvalidInputError(
+            f"'{directory}' does not exist, so the number of steps of run '{name}' is unknown: give the run's folder"
+        )
+    kept = Checkpoints(directory)  # raises if a run is training in the directory
     try:
         steps = _count_steps(kept, ledger, name)
         ledger.close(dataset, name, steps)
@@ -386,7 +391,7 @@ def close_run(ledger: Ledger, dataset: str, name: str, directory: Path) -> int:
 
 
 def _count_steps(kept: Checkpoints, ledger: Ledger, name: str) -> int:
-    """Steps of which the log of sums or a checkpoint shows that they were taken, in a run of one attempt."""
+    """The number of steps taken, by the sum log or a checkpoint, in a run of one attempt."""
     saved = kept.newest().saved
     if saved is None or saved.facts["run"] != name or (saved.facts["ledger"] or {}).get("name") != ledger.name:
         raise InvalidInputError(f"'{kept.directory}' does not hold a checkpoint of run '{name}': give the run's folder")
@@ -395,7 +400,7 @@ def _count_steps(kept: Checkpoints, ledger: Ledger, name: str) -> int:
         raise InvalidInputError(f"run '{name}' has released its model, so it stays counted with its plan")
     try:
         log = SumLog.read(find_tags(kept.directory, secret), saved.step)
-    except SumLogMissing as lost:  # also of a run that trains on released values, whose steps cost nothing
+    except SumLogMissing as lost:  # also for a run that trains on released values, whose steps cost nothing
         raise InvalidInputError(f"the sum log of run '{name}' {lost}, so it stays counted with its plan") from lost
     history = ReplayHistory.from_json(saved.state["history"]).joined(log.attempts)
     if history.again:
@@ -404,15 +409,15 @@ def _count_steps(kept: Checkpoints, ledger: Ledger, name: str) -> int:
         )
     steps = max(history.now.taken, saved.step)
     if not steps:
-        raise InvalidInputError(f"run '{name}' has taken no step: resume it, or leave it as it is")
+        raise InvalidInputError(f"run '{name}' has taken no step, so it cannot be closed: resume it, or leave it open")
     return steps
 
 
 def cost_of(plan: Plan, start: int = 0, coordinates: int = 1) -> Callable[[int], Cost]:
-    """What the first n steps from ``start`` on cost under a secret of their own, as a ledger writes it down.
+    """The cost of the first n steps from ``start`` on under a separate secret, as a ledger writes it.
 
-    The releases composed with training are in the cost from the first step; where steps were taken again, in the entry
-    of each attempt, which is more than they cost. It is about the plan's unit and its protected part."""
+    The releases composed with training are in the cost from the first step; if steps were taken again, they are in the
+    entry of each attempt, which overestimates their cost. The cost is about the plan's unit and protected part."""
     whole = account_steps(plan)[0]
     priced = _price(plan, whole, start, coordinates)
     return lambda steps: replace(priced(steps), unit=whole.unit, protects=whole.protects)
@@ -424,7 +429,7 @@ def _price(plan: Plan, whole: Guarantee, start: int, coordinates: int) -> Callab
         return lambda steps: Cost(whole.adjacency, "none", whole.delta, dp_event.NonPrivateDpEvent())
     if events.to_json(whole.event) is None:
         deltas = [whole.delta * 0.5**k for k in range(POINTS)]
-        lost = plan.delta_lost()  # of every δ the same
+        lost = plan.delta_lost()  # the same at every δ
         points = tuple((d, epsilon(whole.event, d - lost, adjacency=whole.adjacency)) for d in deltas if d > 2 * lost)
         stated = Cost(whole.adjacency, whole.status, whole.delta, None, points, whole.assumptions, composed=composed)
         return lambda steps: stated

@@ -1,26 +1,26 @@
-"""What several releases on the same data cost together: an upper bound, and which theorem it rests on.
+"""The joint cost of several releases on the same data: an upper bound, and the theorem that it rests on.
 
-Where all spends are privacy events under one neighbouring relation that one accountant can handle, they are composed
-as one event; more different releases than an accountant takes are rounded up to fewer kinds first (`coarsen`). What
-cannot be composed so is added up: m parts get δ/m each and their ε are summed (a spend that is known at a few δ only
-takes one of those). No total raises: where nothing is proven it is ∞.
+If all spends are privacy events under one neighbouring relation that one accountant can handle, they are composed as
+one event; if there are more different releases than an accountant takes, they are rounded up to fewer kinds first
+(`coarsen`). Spends that cannot be composed are added: m parts get δ/m each and their ε are summed (a spend that is
+known at a few δ only uses one of those). A total never raises: if nothing is proven it is ∞.
 
-All of these hold for models that build on each other. All take each run's noise and number of steps as fixed in
+All of this also holds for models that build on each other. It takes each run's noise and number of steps as fixed in
 advance, which is stated as an assumption if there are several spends: if the noise of a later run is chosen by looking
-at what an earlier one released, the total itself depends on the data. `use_filter` needs no such
-assumption, but a budget that was there first: it is a Rényi filter (Feldman and Zrnic 2021), by which any sequence of
-releases, each chosen in the light of all before it and broken off at will, is (α, B)-RDP for one α and one B that were
-fixed in advance, as long as their divergences of order α add up to at most B.
+at what an earlier one released, the total itself depends on the data. `use_filter` does not need this assumption, but
+needs a budget that was set before the first spend: it is a Rényi filter (Feldman and Zrnic 2021). Any sequence of
+releases, each chosen after looking at all earlier ones and stopped at any point, is (α, B)-RDP for an α and a B that
+were fixed in advance, as long as their divergences of order α add up to at most B.
 
-An example that contributes nothing may as well be absent: for a plan whose rate and divisor are fixed, zeroing an
-example and removing it give the same distribution of outcomes, so an add-remove spend is a zero-out spend of the same
-event, and the two are composed as zero-out. The converse does not hold: a zero-out spend may take the number of
-examples to be public, and that does not hide presence, so add-remove spends never turn the total into add-remove.
-If `replace` is combined with another relation, all is stated for `replace`, which is one removal and one addition (or
-one example zeroed and another one filled in): (ε, δ) becomes (2ε, (1 + e^ε)δ).
+For a plan whose rate and divisor are fixed, zeroing an example and removing it give the same distribution of outcomes,
+so an add-remove spend is a zero-out spend of the same event, and the two are composed as zero-out. The converse does
+not hold: a zero-out spend may take the number of examples to be public, and that does not hide presence, so a total
+with a zero-out spend is never add-remove. If `replace` is combined with another relation, the total is stated for
+`replace`, which is one removal and one addition (or one example zeroed and another one filled in): (ε, δ) becomes
+(2ε, (1 + e^ε)δ).
 
-A total is about one unit and all or a part of its data (`hush.ledger.total`, with the proofs): every spend enters it as
-a number of changes of the spend's own kind, or makes it ∞.
+A total has a scope: one unit, and all or a part of its data (proofs below). Every spend enters it as a number of
+changes of the spend's own kind, or makes it ∞.
 """
 
 from __future__ import annotations
@@ -57,22 +57,22 @@ from hush.accounting.guarantee import (
 from hush.accounting.renyi import divergences
 from hush.errors import HushError, InvalidInputError
 
-# What a total is about: whose data (its unit) and which part of them, and how a spend about one counts for another.
+# The scope of a total (its unit, and which part of its data), and how a spend of one scope counts in another.
 #
-# Every spend compares two datasets that differ in one change of its own kind: one row or all rows of one person, and of
+# Every spend compares two datasets that differ in one change of its kind: one row or all rows of one person, and of
 # these everything, the features alone or the labels alone. A total compares datasets that differ in one change of its
-# kind. Where that is k changes of the spend's kind, one after another, group privacy gives (Vadhan 2017, lemma 2.2)
+# kind. If that is k changes of the spend's kind, one after another, group privacy gives (Vadhan 2017, lemma 2.2)
 #
 #     (ε, δ) becomes (kε, δ·Σ_{j<k} e^{jε}).
 #
 # Proof: with P_0 … P_k the distributions along the way, P_0(A) ≤ e^ε P_1(A) + δ ≤ … ≤ e^{kε} P_k(A) + δ·Σ_{j<k} e^{jε}.
-# So all there is to know of a spend is k, or that no such way exists and its ε is ∞. Spends with the same k are
-# composed first: the ways they go need not be the same, for at every place each of them, whatever the others have
-# released, is compared with itself one change of its own kind farther.
+# So a spend enters a total by its k alone, or is ∞ if no such sequence of changes exists. Spends with the same k are
+# composed first. Their sequences of changes may differ: at every place each spend is compared with itself one change
+# of its own kind farther, for any releases of the others.
 #
-# **Which part.** A spend about features alone takes the labels, and who is in the data, to be public: two datasets that
-# differ in a label may be told apart by it with certainty. So it is ∞ in a total about labels and in one about whole
-# examples; and a spend about labels alone is ∞ in the other two. A spend about whole examples covers a part of them:
+# **Which part.** A spend about features alone takes the labels, and the set of examples, to be public: it may
+# distinguish two datasets that differ in a label with certainty. So it is ∞ in a total about labels and in one about
+# whole examples; and a spend about labels alone is ∞ in the other two. A spend about whole examples covers each part:
 # changing the features of an example is replacing it. So totals about a part are stated for `replace`.
 #
 # **Replace.** One replacement is one removal and one addition (or one example zeroed and another filled in): a spend of
@@ -80,32 +80,32 @@ from hush.errors import HushError, InvalidInputError
 #
 # **A spend per row in a total per person.** Without a bound on a person's rows there is no k. If every person is known
 # to have at most m rows, removing or adding a person is at most m such changes of a row, and zeroing one is too: k = m.
-# Replacing a person's rows by as many others is m replacements, or 2m removals and additions. For replacements by fewer
-# or more rows a spend that compares under `replace` or `zero-out` says nothing, for it takes the number of rows to be
-# public; then that is written down as an assumption. The m is a public fact that somebody declares (`Ledger.cap`), not
-# one that is read off the data: with one person more it could be another.
+# Replacing a person's rows by the same number of others is m replacements, or 2m removals and additions. A spend that
+# compares under `replace` or `zero-out` takes the number of rows to be public, so it does not cover replacements by
+# fewer or more rows; this is stated as an assumption. m is a public fact that the user declares (`Ledger.cap`) and is
+# not computed from the data: with one more person it could be different.
 #
-# **A spend per person in a total per row.** One row more for somebody who is in the data is that person replaced: one
-# removal, and one addition of the person with that row: k = 2. (The row of somebody new is one addition.) The factor is
-# not for nothing: a person's clipped mean can turn around when a row is added, which is twice what it can do when the
-# person goes. Zeroing a row is zeroing the person and filling the other rows in: k = 2. Under `replace` a row that
-# becomes another row of the same person is one replacement of the person, k = 1; whose a row is, is then taken to be
-# public, which is written down. A unit is made of whole rows: this holds for no other.
+# **A spend per person in a total per row.** One more row for a person who is in the data replaces that person: one
+# removal, and one addition of the person with that row: k = 2. (A row of a new person is one addition.) The factor is
+# needed: a person's clipped mean can change its sign when a row is added, which is twice the change when the person
+# is removed. Zeroing a row is zeroing the person and filling the other rows in: k = 2. Under `replace` a row that
+# becomes another row of the same person is one replacement of the person, k = 1; this takes the person of every row to
+# be public, which is stated. It holds only for units that are made of whole rows.
 #
-# **A spend per one unit in a total per another**, per patient and per household say: nothing is known about how many of
-# the one are in one of the other. It is ∞.
+# **A spend per one unit in a total per another**, such as per patient and per household: nothing bounds how many of the
+# first are in one of the second. It is ∞.
 
 ROW = "example"  # the unit that is one row
 HALF = {
     "features": "features only, and takes the labels, and who is in the data, to be public",
     "labels": "labels only, and takes the features, and who is in the data, to be public",
 }
-Caps = Mapping[str, int]  # by unit: how many rows one has at most, as somebody declared
+Caps = Mapping[str, int]  # the declared largest number of rows of one unit, by unit
 
 
 @dataclass(frozen=True)
 class Scope:
-    """Whose data, and which part of them: what a spend, a total or a budget is about."""
+    """The unit, and the part of its data, that a spend, a total or a budget is about."""
 
     unit: str = ROW
     protects: Protects = "example"
@@ -117,8 +117,8 @@ class Scope:
         if not self.unit.isprintable():
             raise InvalidInputError(f"a unit needs a name of at most 200 printable characters, got {self.unit!r}")
 
-    def in_words(self) -> str:
-        """As used after "for": "the features of one patient_id"."""
+    def describe(self) -> str:
+        """The scope as it reads after "for": "the features of one patient_id"."""
         return f"{WHAT[self.protects]}one {self.unit}"
 
 
@@ -126,7 +126,7 @@ WHOLE_ROW = Scope()
 
 
 def _describe_unbounded(spent: Scope, asked: Scope, caps: Caps) -> str:
-    """Why a spend's ε is ∞ in a total of this scope, as words that follow "one spend is"; empty where it is not."""
+    """Why a spend's ε is ∞ in a total of this scope, as it reads after "one spend is"; empty if it is finite."""
     if spent.protects not in ("example", asked.protects):
         return f"about {HALF[spent.protects]}"
     if spent.unit == asked.unit or asked.unit == ROW or (spent.unit == ROW and asked.unit in caps):
@@ -140,8 +140,8 @@ def _describe_unbounded(spent: Scope, asked: Scope, caps: Caps) -> str:
 
 
 def list_scopes(spent: Iterable[Scope], caps: Caps) -> Iterator[Scope]:
-    """Every scope that has a total of its own: each unit that a spend or a cap names, and rows, as a whole and, where a
-    spend is about a part, by its parts."""
+    """Every scope that has a total: rows, and each unit that a spend or a cap names; as a whole and, if a spend is
+    about a part, for each part."""
     spent = list(spent)
     parts = PROTECTED if any(scope.protects != "example" for scope in spent) else PROTECTED[:1]
     for unit in dict.fromkeys([ROW, *(scope.unit for scope in spent), *caps]):
@@ -149,8 +149,8 @@ def list_scopes(spent: Iterable[Scope], caps: Caps) -> Iterator[Scope]:
 
 
 def count_changes(spent: Scope, asked: Scope, caps: Caps, adjacency: Adjacency, relation: Adjacency) -> int:
-    """k: how many changes of a spend's kind one change of the total's kind is, where it is finite; the spend compares
-    under ``adjacency`` and the total under ``relation``."""
+    """k, the number of changes of the spend's kind in one change of the total's kind, which must be finite; the spend
+    compares under ``adjacency`` and the total under ``relation``."""
     twice = 2 if relation == "replace" and adjacency != "replace" else 1
     if spent.unit == asked.unit:
         return twice
@@ -160,7 +160,7 @@ def count_changes(spent: Scope, asked: Scope, caps: Caps, adjacency: Adjacency, 
 
 
 def _list_taken(spent: Scope, asked: Scope, caps: Caps, adjacency: Adjacency, relation: Adjacency) -> tuple[str, ...]:
-    """What counting a spend of one unit in a total of another takes for granted."""
+    """The assumptions of counting a spend of one unit in a total of another."""
     if spent.unit == asked.unit:
         return ()
     if asked.unit == ROW:
@@ -171,7 +171,7 @@ def _list_taken(spent: Scope, asked: Scope, caps: Caps, adjacency: Adjacency, re
 
 
 def group_privacy(delta: float, epsilon: float, changes: int) -> tuple[float, float]:
-    """(δ, ε) of k consecutive changes: (δ·Σ_{j<k} e^{jε}, kε); never rounded below what it is."""
+    """(δ, ε) of k consecutive changes: (δ·Σ_{j<k} e^{jε}, kε), never rounded down."""
     if changes == 1 or math.isinf(epsilon):
         return delta, epsilon
     if changes == 2:
@@ -185,7 +185,7 @@ def group_privacy(delta: float, epsilon: float, changes: int) -> tuple[float, fl
 
 
 WORST: tuple[Status, ...] = ("none", "refuted", "claimed", "proven")
-SET_ASIDE = 0.01  # of a filter's δ, for what runs lose of theirs: each about a ten-thousandth
+SET_ASIDE = 0.01  # the share of a filter's δ for the δ that runs lose, each about a ten-thousandth of its own
 NOTHING = "nothing to compose"
 UNBOUNDED = "not bounded"
 NO_CAPS: Caps = MappingProxyType({})
@@ -200,7 +200,7 @@ LABEL = {
 
 @dataclass(frozen=True)
 class Cost:
-    """What one run, or its first steps, cost: an event, or where it cannot be written down some points (δ, ε)."""
+    """The cost of a run or of its first steps: an event, or some points (δ, ε) if the event cannot be written."""
 
     adjacency: Adjacency
     status: Status
@@ -208,17 +208,15 @@ class Cost:
     event: Any = None
     points: tuple[tuple[float, float], ...] = ()
     assumptions: tuple[str, ...] = ()
-    lost: float = 0.0  # δ that the event does not know: the noise's tails
-    composed: float = (
-        0.0  # δ that it loses in addition at a larger ε than its own, and where it is composed with others
-    )
+    lost: float = 0.0  # δ that the event does not include: the noise's tails
+    composed: float = 0.0  # δ that it loses in addition at a larger ε than its own, and in a composition with others
     unit: str = ROW
     protects: Protects = "example"
-    different: int = 0  # how many different releases the event stands for, where they were too many to compose exactly
+    different: int = 0  # the number of different releases in the event, if they were too many to compose exactly
 
     @property
     def scope(self) -> Scope:
-        """Whose data it is about, and which part of them."""
+        """The unit and the part of its data that the cost is about."""
         return Scope(self.unit, self.protects)
 
     def epsilon(self, delta: float) -> float:
@@ -227,14 +225,14 @@ class Cost:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal for costs that are the same; of events, those that are one object, as lines of one template have."""
+        """Equal for equal costs; two events count as equal if they are one object, as for lines of one template."""
         priced = (self.adjacency, self.status, self.delta, id(self.event), self.points, self.assumptions)
         return (*priced, self.lost, self.composed, self.unit, self.protects)
 
 
 @dataclass(frozen=True)
 class Total:
-    """(ε, δ) of everything that was spent on a dataset."""
+    """The (ε, δ) of everything that was spent on a dataset."""
 
     epsilon: float
     delta: float
@@ -244,19 +242,19 @@ class Total:
     spends: int = 0
     assumptions: tuple[str, ...] = ()
     scope: Scope = WHOLE_ROW
-    reason: str = ""  # why it is ∞, where that is for what a spend is about
+    reason: str = ""  # why it is ∞, if the scope of a spend is the reason
 
     def __post_init__(self) -> None:
         if self.status == "proven" and not (math.isfinite(self.epsilon) and 0 < self.delta < 1):
             object.__setattr__(self, "status", "none")  # nothing is proven by an infinite ε
 
     def sentence(self) -> str:
-        """One honest sentence."""
+        """The total with its conditions, as one sentence."""
         if not self.spends:
             return "nothing has been spent"
         runs = "1 spend" if self.spends == 1 else f"{self.spends} spends"
         pair = f"ε = {rounded_up(self.epsilon)} at δ = {rounded_up(self.delta)}"
-        about = self.adjacency if self.scope == WHOLE_ROW else f"{self.adjacency}, for {self.scope.in_words()}"
+        about = self.adjacency if self.scope == WHOLE_ROW else f"{self.adjacency}, for {self.scope.describe()}"
         if self.status == "none" and self.composition != NOTHING:
             why = f": one is {self.reason}" if self.reason else ""
             return f"no finite ε is proven at δ = {rounded_up(self.delta)} ({about}) over {runs}{why}"
@@ -268,7 +266,8 @@ class Total:
 def add_up(
     costs: Sequence[Cost], delta: float | None = None, *, scope: Scope = WHOLE_ROW, caps: Caps = NO_CAPS
 ) -> Total:
-    """The total of these costs for a scope at ``delta``; by default at the smallest δ that is natural for them."""
+    """The total of these costs for a scope at ``delta``; by default at the smallest δ at which all of them are
+    stated."""
     spends, counts = len(costs), _count_equal(costs)
     costs = [cost for cost, _ in counts]
     found: set[Status] = {cost.status for cost in costs} or {"proven"}
@@ -293,7 +292,7 @@ def add_up(
 
 
 def _count_equal(costs: Sequence[Cost]) -> list[tuple[Cost, int]]:
-    """Every different cost, and how often it was spent."""
+    """The different costs, each with how often it was spent."""
     found: dict[tuple[object, ...], list[Cost]] = {}
     for cost in costs:
         found.setdefault(cost.key, []).append(cost)
@@ -310,7 +309,7 @@ def _charge_composed(costs: Sequence[Cost]) -> list[Cost]:
 
 @dataclass(frozen=True)
 class _Change:
-    """A cost, how many changes of its kind one change of the total's kind is, and how often it was spent."""
+    """A cost, the number of its changes in one change of the total's kind, and how often it was spent."""
 
     cost: Cost
     changes: int
@@ -318,14 +317,15 @@ class _Change:
 
     @property
     def relation(self) -> bool | None:
-        """Whether its event compares under `replace`; None where there is none. Events that differ stay apart."""
+        """Whether its event compares under `replace`; None without an event. Events with different relations are not
+        composed."""
         return None if self.cost.event is None else self.cost.adjacency == "replace"
 
 
 @dataclass(frozen=True)
 class Filtered:
-    """How much of a Rényi filter is used: ``spent`` of ``allowed``, both divergences of order ``order``, and of the δ
-    that was set aside for what no divergence knows ``lost`` of ``set_aside``."""
+    """How much of a Rényi filter is used: ``spent`` of ``allowed``, both divergences of order ``order``, and ``lost``
+    of ``set_aside``, the δ for what a divergence does not include."""
 
     order: float
     spent: float
@@ -335,19 +335,19 @@ class Filtered:
 
     @property
     def holds(self) -> bool:
-        """Whether all spends so far stay within it."""
+        """Whether all spends stay within the filter."""
         return self.spent <= self.allowed and self.lost <= self.set_aside
 
 
 def use_filter(
     first: Cost, costs: Sequence[Cost], epsilon: float, delta: float, *, scope: Scope = WHOLE_ROW
 ) -> Filtered | None:
-    """The filter that belongs to (ε, δ), and what these costs take of it; None where a divergence is not known, and
-    where a cost is not about what the budget is about.
+    """The filter for (ε, δ), and how much of it these costs use; None if a divergence is unknown or a cost has another
+    scope than the budget.
 
-    Order α allows B(α) = ε + [ln(δ'(α − 1)) − α ln(1 − 1/α)]/(α − 1), where δ' is δ without what is set aside for the
-    δ that runs lose. Nothing of it may depend on anything released: the order is the one at which ``first``, the plan
-    of the first run, would fit in most often.
+    Order α allows B(α) = ε + [ln(δ'(α − 1)) − α ln(1 − 1/α)]/(α − 1), where δ' is δ without the part that is set aside
+    for the δ that runs lose. None of it may depend on a release: the order is the one at which ``first``, the plan of
+    the first run, would fit most often.
     """
     if any(cost.event is None or cost.adjacency == "replace" or cost.status != "proven" for cost in (first, *costs)):
         return None
@@ -388,8 +388,8 @@ def _common(kinds: set[Adjacency], scope: Scope = WHOLE_ROW) -> Adjacency:
 
 
 def _ways(changing: Sequence[_Change]) -> Iterator[list[_Change]]:
-    """The parts to add up, in the ways that may be the best: each event for as many changes as it must bear, and where
-    these differ, all of one relation for as many as any of them, so that they are one part."""
+    """The candidate partitions of the spends: each event at its own number of changes, and if these differ, also all
+    events of one relation at the largest of them, so that they are one part."""
     yield list(_parts(changing))
     most = {kind: max((c.changes for c in changing if c.relation == kind), default=1) for kind in (True, False)}
     raised = [c if c.relation is None else replace(c, changes=most[c.relation]) for c in changing]
@@ -398,8 +398,8 @@ def _ways(changing: Sequence[_Change]) -> Iterator[list[_Change]]:
 
 
 def _parts(changing: Sequence[_Change]) -> Iterator[_Change]:
-    """As few parts as can be accounted for: the events of one relation and number of changes together, everything else
-    alone."""
+    """The fewest parts that can be accounted for: events of one relation and number of changes together, and every
+    other spend alone."""
     yield from (change for change in changing if change.cost.event is None)
     groups: Mapping[tuple[bool, int], list[_Change]] = defaultdict(list)
     for change in changing:
@@ -410,8 +410,8 @@ def _parts(changing: Sequence[_Change]) -> Iterator[_Change]:
 
 
 def _join(members: list[_Change]) -> Iterator[_Change]:
-    """One part for all of them where an accountant takes their events together, else one for those that the pld
-    accountant takes and one for those that only rdp takes; what neither takes is alone."""
+    """One part for all of them if an accountant takes their events together; else one for those that the pld accountant
+    takes, one for those that only rdp takes, and one for each of the others."""
     if (joint := _compose(members)) is not None:
         yield joint
         return
@@ -425,7 +425,7 @@ def _join(members: list[_Change]) -> Iterator[_Change]:
 
 
 def _compose(members: list[_Change]) -> _Change | None:
-    """These as one; None where no accountant takes their events together."""
+    """The composition of these; None if no accountant takes their events together."""
     adjacency = _common({member.cost.adjacency for member in members})
     if len(members) == 1 and members[0].count == 1:
         event = members[0].cost.event
@@ -435,7 +435,7 @@ def _compose(members: list[_Change]) -> _Change | None:
         )
     try:
         leaves = find_leaves(event)
-    except HushError:  # an event with a privacy profile of its own
+    except HushError:  # an event that is given by its own privacy profile
         return None
     different = len(leaves.others) if len(leaves.others) > MOST_LEAVES else 0
     if different:
@@ -454,33 +454,34 @@ def _find_accountant(event: Any, adjacency: Adjacency) -> Accountant | None:
         return None
 
 
-# Bounds for what an accountant does not take as it is.
+# Bounds for compositions that an accountant cannot handle.
 #
-# **Fewer kinds.** A composition of thousands of different releases is too long for an accountant: every kind needs a
-# grid of its own (pld) or a series of its own (rdp). `coarsen` replaces every release by one of fewer kinds that costs
-# no less, so that the ε of the result is at least that of the composition:
+# **Fewer kinds.** A composition of thousands of different releases is too long for an accountant: every kind needs its
+# own grid (pld) or its own series (rdp). `coarsen` replaces every release by one of fewer kinds that costs no less, so
+# that the ε of the result is at least that of the composition:
 #
 # - A pair (P', Q') that follows from (P, Q) by a randomised map of the outcome has no larger δ(ε), at every ε (data
-#   processing), and a composition never gets cheaper when one of its releases is replaced by a dearer one: the same
-#   maps, applied to each outcome in turn, lead from the composition of the dearer pairs to that of the cheaper ones.
-# - *Less noise is dearer.* Gaussian(σ') with σ' > σ is Gaussian(σ) with independent noise of variance σ'² − σ² added to
-#   the outcome; also within a sample, where that is added whether or not the example was drawn. Laplace(b') with b' > b
-#   is Laplace(b) with noise added that is 0 with probability b²/b'² and else Laplace(b'), as the characteristic
-#   functions 1/(1 + b²t²) say. Randomised response that answers at random more often is one that answers at random less
-#   often, whose answer is then replaced by a random one with some probability.
-# - *A higher Poisson rate is dearer.* With rate q the outcomes are (1 − q)R + qA and (1 − q)R + qB, or R and
-#   (1 − q)R + qA, where R is what comes without the example. Replacing an outcome by a fresh draw from R with
-#   probability 1 − q'/q makes of these the pair of the smaller rate q'.
+#   processing), and the cost of a composition never decreases if one of its releases is replaced by a costlier one: the
+#   same maps, applied to each outcome in turn, lead from the composition of the costlier pairs to that of the others.
+# - *Less noise costs more.* Gaussian(σ') with σ' > σ is Gaussian(σ) with independent noise of variance σ'² − σ² added
+#   to the outcome; also within a sample, where it is added whether or not the example was drawn. Laplace(b') with
+#   b' > b is Laplace(b) with added noise that is 0 with probability b²/b'² and Laplace(b') otherwise, by the
+#   characteristic functions 1/(1 + b²t²). Randomised response with a larger probability of a random answer is one with
+#   a smaller probability whose answer is then replaced by a random one with some probability.
+# - *A higher Poisson rate costs more.* With rate q the outcomes are (1 − q)R + qA and (1 − q)R + qB, or R and
+#   (1 − q)R + qA, where R is the outcome without the example. Replacing an outcome by a fresh draw from R with
+#   probability 1 − q'/q gives the pair of the smaller rate q'.
 #
-# So among releases of one kind, that with the highest rate and the least noise of a group takes the place of all of it.
-# Groups are cells of a grid in the logarithms of rate and noise, as fine as the number of kinds allows. Events that
-# have none of these forms stay as they are; sums of Gaussians are one Gaussian already (`find_leaves`).
+# So in a group of releases of one kind, each is replaced by one with the highest rate and the least noise of the group.
+# Groups are cells of a grid in the logarithms of rate and noise, as fine as the number of kinds allows. Events of other
+# forms are not changed; sums of Gaussians are one Gaussian already (`find_leaves`).
 #
-# **Parts.** Where an accountant fails on a composition, its releases are halved, each half gets half of δ, and the two
-# ε are added (basic composition), down to single releases; what cannot be bound at all is ∞.
+# **Parts.** If an accountant fails on a composition, its releases are split in two halves, each half gets half of δ,
+# and the two ε are added (basic composition), recursively down to single releases; a release without a bound is ∞.
 
 COARSE = 250  # kinds that a composition of more than MOST_LEAVES is rounded to
-_Kind = tuple[tuple[object, ...], tuple[float, ...], tuple[float, ...]]  # what must agree, what is dearer up, and down
+_Kind = tuple[tuple[object, ...], tuple[float, ...], tuple[float, ...]]
+"""What must agree; the parameters whose cost rises with them; those whose cost falls with them."""
 
 
 def coarsen(parts: CountedEvents, most: int) -> CountedEvents:
@@ -513,7 +514,7 @@ def _read_kind(leaf: Any) -> _Kind | None:
 
 
 def _worst_of(cell: list[tuple[_Kind, int]]) -> tuple[Any, int]:
-    """The dearest release of a cell, as often as all of them together."""
+    """The costliest release of a cell, counted as often as all of them together."""
     (name, *agreed), ups, downs = cell[0][0]
     up = tuple(max(kind[1][i] for kind, _ in cell) for i in range(len(ups)))
     down = tuple(min(kind[2][i] for kind, _ in cell) for i in range(len(downs)))
@@ -530,7 +531,7 @@ def _worst_of(cell: list[tuple[_Kind, int]]) -> tuple[Any, int]:
 
 
 def find_epsilon(event: Any, delta: float, adjacency: Adjacency) -> float:
-    """ε of the event at this δ, by the tightest accountant that can prove it; by rdp or in halves where that fails."""
+    """ε of the event at this δ, by the tightest accountant that can prove it; if that fails, by rdp or in halves."""
     tightest = _find_accountant(event, adjacency)
     for accountant in dict.fromkeys(("pld" if tightest is None else tightest, "rdp")):
         try:
@@ -554,7 +555,7 @@ def find_epsilon(event: Any, delta: float, adjacency: Adjacency) -> float:
 
 
 def _added(parts: Sequence[_Change], delta: float) -> float:
-    """Σ ε, where those that are known at few δ take theirs and the others share what is left."""
+    """Σ ε, where spends that are known at a few δ use one of those, and the others share the rest of δ."""
     number = sum(part.count for part in parts)
     stated = [(part.count, *_stated(part, delta / number)) for part in parts if part.cost.event is None]
     events = [part for part in parts if part.cost.event is not None]
@@ -574,7 +575,7 @@ def _stated(part: _Change, share: float) -> tuple[float, float]:
 
 
 def _event_epsilon(part: _Change, delta: float) -> float:
-    """ε of an event that has ``delta`` in addition to what it loses, for as many changes as it must cover."""
+    """ε of a part at ``delta``, in addition to the δ that it loses, for its number of changes."""
     cost, changes = part.cost, part.changes
     if changes == 1:
         return cost.epsilon(delta)
@@ -591,7 +592,7 @@ def _event_epsilon(part: _Change, delta: float) -> float:
 
 
 def _natural_delta(changing: Sequence[_Change]) -> float:
-    """Room for every stated δ, and for the largest δ among the events."""
+    """The sum of all stated δ and of the largest δ among the events."""
     known = [part for part in changing if part.cost.event is None and part.cost.points]
     stated = sum(part.count * _stated(part, math.inf)[0] for part in known)
     events = max((part.cost.delta for part in changing if part.cost.event is not None), default=0.0)

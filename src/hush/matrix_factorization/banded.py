@@ -270,7 +270,7 @@ def _descend(
 
 
 def _guarded(loss: Callable[[Array], tuple[float, Array]], start: Array, rtol: float) -> tuple[Array, int]:
-    """BFGS that halves its step until the loss is finite and falls: c must stay where its inverse does not explode.
+    """BFGS that halves its step until the loss is finite and falls: c must stay where its inverse is bounded.
 
     Stops when the predicted gain ½ gᵀHg is below rtol. (scipy's line search gives up at its first infinite value.)
     """

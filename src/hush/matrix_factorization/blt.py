@@ -122,7 +122,7 @@ def optimal_blt(
 ) -> Solution[BLT]:
     """The best BLT for at most `times` participations at least `apart` steps apart.
 
-    `buffers` None: as many as pay, each by half a percent of the error at least.
+    `buffers` None: as many as reduce the error by at least half a percent each.
     """
     positive_int(times=times)
     if buffers is not None:

@@ -1,4 +1,4 @@
-"""Results of expensive solvers, kept on disk under the hash of what was asked.
+"""Results of expensive solvers, stored on disk under the hash of their inputs.
 
 A file is a plain .npz (never unpickled) in the folder `matrices` of the cache (`hush._internal.storage.find_cache`).
 It carries the
@@ -23,13 +23,13 @@ import numpy as np
 from hush._internal.storage import PRIVATE, cache_get, cache_put, find_cache
 from hush.matrix_factorization.sensitivity import Array
 
-VERSION = 3  # raise it when a solver changes what it finds
+VERSION = 3  # raise it when the results of a solver change
 Arrays = dict[str, Array]
 _beside: list[Path] = []
 
 
 def cached(solver: str, question: Mapping[str, object], solve: Callable[[], Arrays]) -> Arrays:
-    """The stored answer to this solver's question if there is a sound one, else solve() stored."""
+    """The stored result for these inputs if it is valid; else the result of ``solve()``, which is stored."""
     text = json.dumps({"solver": solver, "version": VERSION, **_plain(question)}, sort_keys=True)
     name = f"{solver}-{hashlib.sha256(text.encode()).hexdigest()[:32]}.npz"
     places = [place / name for place in (*_beside, find_cache() / "matrices")]
@@ -45,9 +45,9 @@ def cached(solver: str, question: Mapping[str, object], solve: Callable[[], Arra
 
 @contextlib.contextmanager
 def kept_in(place: Path) -> Iterator[None]:
-    """Within this block answers are looked for in ``place`` first and kept there too.
+    """Within this block results are read from ``place`` first, and stored there too.
 
-    Two computations of one matrix agree to rounding only. A run that is to go on to the same bits keeps its own."""
+    Two computations of one matrix agree to rounding only. A run that must resume to the same bits stores its own."""
     _beside.append(place)
     try:
         yield
@@ -71,7 +71,7 @@ def _digest(arrays: Arrays) -> str:
 
 
 def _parse(question: str, file: IO[bytes]) -> Arrays:
-    """The arrays of a file that is whole and answers this question; else a ValueError."""
+    """The arrays of a complete file for these inputs; ValueError for any other file."""
     with np.load(file, allow_pickle=False) as archive:
         found = {name: archive[name] for name in archive.files}
     asked, digest = str(found.pop("question", "")), str(found.pop("digest", ""))

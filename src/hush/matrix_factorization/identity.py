@@ -86,7 +86,7 @@ class Diagonal(Strategy):
         return 1.0 if self.scales is None else super().least_scale
 
     def block_norms(self, length: int) -> dict[float, int]:
-        """As for every other; without scales there may be more steps than memory for a number each."""
+        """As in the base class, but without scales no array of T numbers is made."""
         positive_int(length=length)
         return {1.0: -(-self.steps // length)} if self.scales is None else super().block_norms(length)
 

@@ -44,7 +44,7 @@ Real = NDArray[Any]
 
 @dataclass(frozen=True)
 class TraceProblem:
-    """f(X) = tr(GX⁻¹) over the free entries with trace one a pattern, in an order that puts each pattern together."""
+    """f(X) = tr(GX⁻¹) over the free entries with trace one per pattern, ordered by pattern."""
 
     G: Array
     order: NDArray[np.int64]
@@ -96,7 +96,8 @@ class TraceProblem:
         return result
 
     def start(self) -> Array:
-        """The single-participation form of X, no entries inside a pattern, as far from its diagonal as it pays."""
+        """The single-participation form of X without entries inside a pattern; its off-diagonal entries are scaled by
+        the largest share that still lowers f."""
         half = np.diag(self.G) ** 0.25
         values, vectors = eigh(half[:, None] * self.G * half)
         scaled = vectors * np.maximum(values, 0.0) ** 0.25 / half[:, None]
@@ -149,7 +150,7 @@ def minimise(problem: TraceProblem, rtol: float) -> tuple[Array, int]:
             return problem.normalised(X), iteration
         step, slope = system.solve(max(min(0.5, distance ** (1 / 3)), 1e-3))
         moved = _search(problem.G, X, step, value, slope)
-        if moved is None:  # rounding hides any further progress; the certificate says how good it is
+        if moved is None:  # rounding prevents further progress; the certificate bounds the gap
             return problem.normalised(X), iteration
         X = moved
     raise HushError(f"the multi-epoch solver did not settle in {_NEWTON} Newton steps")
@@ -168,7 +169,7 @@ def _search(G: Array, X: Array, step: Array, value: float, slope: float) -> Arra
 
 @dataclass(frozen=True)
 class System:
-    """The Newton system at one X: residual, Hessian and preconditioner, on the free entries with zero trace a pattern.
+    """The Newton system at one X: residual, Hessian, preconditioner; on the free entries with zero trace per pattern.
 
     The preconditioner takes X⁻¹ as its blocks V within patterns: with U = PPᵀ and V = PΛPᵀ, V D U + U D V multiplies
     entry (i, j) of PᵀDP by Λ_i + Λ_j.
@@ -209,7 +210,7 @@ class System:
         )
 
     def estimate(self) -> float:
-        """Squared length of the gradient in the preconditioner's metric: of the order of the distance to the best."""
+        """Squared length of the gradient in the preconditioner's metric: about the distance to the optimum."""
         return float(np.vdot(self.residual, self.precondition(self.residual)))
 
     def precondition(self, R: Single) -> Single:

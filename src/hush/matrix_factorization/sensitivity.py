@@ -82,7 +82,7 @@ def lower(coefficients: Array, steps: int) -> Array:
 
 
 def participations(steps: int, times: int, apart: int) -> int:
-    """How often one example can really take part: min(times, ⌈steps/apart⌉)."""
+    """The largest number of participations of one example: min(times, ⌈steps/apart⌉)."""
     positive_int(steps=steps, times=times, apart=apart)
     return min(times, -(-steps // apart))
 

@@ -59,11 +59,11 @@ class Strategy(ABC):
 
     @abstractmethod
     def strategy(self) -> Array:
-        """C as a matrix with T columns; refused when T is too large."""
+        """C as a matrix with T columns; raises if T is too large."""
 
     @abstractmethod
     def noise_map(self) -> Array:
-        """M as a matrix with T rows; refused when T is too large."""
+        """M as a matrix with T rows; raises if T is too large."""
 
     @cached_property
     def gram(self) -> Array:
@@ -72,7 +72,7 @@ class Strategy(ABC):
         return freeze(C.T @ C)
 
     def column_norms(self) -> Array:
-        """‖column t of C‖ for every t: what one unit in step t alone costs."""
+        """‖column t of C‖ for every t: the sensitivity to one unit in step t."""
         return np.asarray(np.sqrt(np.diag(self.gram)))
 
     def single(self) -> float:
@@ -94,7 +94,7 @@ class Strategy(ABC):
         return np.asarray(np.linalg.norm(self.noise_map(), axis=1))
 
     def rmse(self, workload: Workload | None = None) -> float:
-        """√(‖AM‖_F² / T): root mean square of the noise the model sees (by default in prefix sums), for unit Z."""
+        """√(‖AM‖_F² / T): root mean square of the noise in the weights (by default in prefix sums), for unit Z."""
         seen = (workload or prefix_sums(self.steps)).accumulate(self.noise_map())
         return float(np.linalg.norm(seen)) / math.sqrt(self.steps)
 
@@ -143,7 +143,7 @@ S = TypeVar("S", bound=Strategy)
 class Solution(Generic[S]):
     """The result of a solver: the strategy, its error, and its distance from the optimum.
 
-    `error` = rmse · sensitivity is the expected root mean square of the noise the model sees at σ · clip = 1, for any
+    `error` = rmse · sensitivity is the expected root mean square of the noise in the weights at σ · clip = 1, for any
     objective. `gap` is the relative duality gap (f − lower bound)/f of the squared objective; None: unknown.
     """
 

@@ -25,7 +25,7 @@ _EXACT_LIMIT = 2048  # up to this T a Toeplitz matrix that is not monotone is tr
 
 
 class LowerToeplitz(Strategy):
-    """A lower-triangular Toeplitz C, all of which is in its first column, as all of C⁻¹ is in its own."""
+    """A lower-triangular Toeplitz C, which is given by its first column, as is C⁻¹."""
 
     @property
     @abstractmethod

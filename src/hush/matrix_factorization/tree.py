@@ -1,4 +1,4 @@
-"""Binary trees of noise: every complete node of a binary tree over the steps is released with noise of its own.
+"""Binary trees of noise: every complete node of a binary tree over the steps is released with independent noise.
 
 A prefix sum adds the nodes of its binary decomposition (Dwork et al. 2010, Chan et al. 2011; DP-FTRL: Kairouz et al.
 2021).
@@ -99,16 +99,16 @@ class Tree(Strategy):
 
     @property
     def buffers(self) -> int:
-        """Most node estimates held at once while streaming."""
+        """The largest number of node estimates held at once while streaming."""
         return self.leaves.bit_length()
 
     @property
     def draws(self) -> int:
-        """Plain: of every step's nodes the largest. Honaker: all nodes."""
+        """Plain: the largest node of every step. Honaker: all nodes."""
         return self.steps if self.estimate == "plain" else self._last_row() + 1
 
     def step(self, step: int) -> TreeStep:
-        """How the noise of this step comes from fresh rows of Z and from the stack."""
+        """The noise of this step as a combination of fresh rows of Z and the stack."""
         if not 0 <= step < self.steps:
             raise InvalidInputError(f"step must be at least 0 and below {self.steps}, got {step}")
         tree, position = divmod(step, self.leaves)
@@ -138,7 +138,7 @@ class Tree(Strategy):
         return np.sqrt(entered)
 
     def single(self) -> float:
-        """√ of the most nodes over one leaf."""
+        """√ of the largest number of nodes over one leaf."""
         return float(self.column_norms().max())
 
     def same_order(self, per_epoch: int) -> float:
@@ -162,7 +162,7 @@ class Tree(Strategy):
         return min(bound, sensitivity.separated(self.gram, times, apart)) if self.steps <= _EXACT_LIMIT else bound
 
     def inverse_norms(self) -> Array:
-        """Standard deviation of the noise of every step; it depends on the merges alone, so few are computed."""
+        """Standard deviation of the noise of every step; it depends only on the merges, so few values are computed."""
         position = np.arange(self.steps) % self.leaves + 1
         merges = np.log2(position & -position).astype(np.int64)
         table = np.array([self._std(2**level - 1) for level in range(int(merges.max()) + 1)])
@@ -178,7 +178,7 @@ class Tree(Strategy):
         return math.sqrt(float(self.prefix_variances().mean()))
 
     def prefix_variances(self) -> Array:
-        """A prefix is the sum of the nodes on the stack, one for each bit of its length: for different steps, so that
+        """A prefix is the sum of the nodes on the stack, one for each bit of its length. They cover disjoint steps, so
         their variances add."""
         position = np.arange(self.steps) % self.leaves + 1
         variance: Array = np.zeros(self.steps)

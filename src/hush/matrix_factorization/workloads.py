@@ -1,4 +1,4 @@
-"""Workloads: the matrix A that says which sums of noisy gradients the model sees.
+"""Workloads: the matrix A of the sums of noisy gradients that the weights contain.
 
 With SGD the parameters after step t are θ₀ minus the prefix sum of the released gradients: A is lower-triangular ones.
 With momentum β, weight decay and learning rates, mₜ = β mₜ₋₁ + gₜ and θₜ = α θₜ₋₁ − ηₜ mₜ (α = 1 − lr · weight decay):
@@ -69,7 +69,7 @@ class Workload:
         return np.asarray(rate * lfilter([1.0], [1.0, -self.decay], powers(self.momentum, self.steps)))
 
     def accumulate(self, noise: Array) -> Array:
-        """A @ noise for a (T, …) array, by the optimizer's own recurrence."""
+        """A @ noise for a (T, …) array, by the optimizer's recurrence."""
         if len(noise) != self.steps:
             raise InvalidInputError(f"a workload of {self.steps} steps cannot accumulate {len(noise)} rows")
         moments = lfilter([1.0], [1.0, -self.momentum], noise, axis=0) if self.momentum else noise
@@ -97,7 +97,7 @@ def prefix_sums(steps: int) -> Workload:
 
 
 def check_dense(steps: int) -> None:
-    """Refuse to make a T×T matrix that would not fit, and name what to use instead."""
+    """Raise for a T×T matrix that would not fit into memory, and name an alternative."""
     if steps > DENSE_LIMIT:
         raise InvalidInputError(
             f"a dense {steps}×{steps} matrix is too large (the limit is {DENSE_LIMIT} steps): "
@@ -109,7 +109,7 @@ def distances(steps: int, tau: int) -> Array:
     """Λ_τ (Koloskova et al. 2023), with t, j counted from 1.
 
     λ_tt = 1/√τ if τ ∤ t and 1 if τ | t; λ_{t,⌊t/τ⌋τ} = −1/√τ if τ ∤ t and t > τ; λ_{t,t−τ} = −1 if τ | t and t > τ.
-    It shapes the objective ‖Λ_τ A C⁻¹‖ only: the injected noise is C⁻¹Z as ever.
+    It changes only the objective ‖Λ_τ A C⁻¹‖: the injected noise is C⁻¹Z.
     """
     positive_int(steps=steps, tau=tau)
     check_dense(steps)

@@ -73,7 +73,7 @@ def find(name: str) -> Method:
 
 
 def _of_others(name: str) -> Method:
-    """A factory of others, which must be callable with a setting."""
+    """A third-party factory, which must be callable with a setting."""
     found: Method = import_object(name)
     try:
         options(found)
@@ -81,7 +81,7 @@ def _of_others(name: str) -> Method:
             raise TypeError("no parameter for the setting")
     except (TypeError, ValueError, NameError, AttributeError) as error:
         raise InvalidInputError(
-            f"'{name}' is no method: a function of a setting and of options by name was expected"
+            f"'{name}' is not a method: give a function of a setting and of keyword options"
         ) from error
     return found
 
@@ -100,17 +100,17 @@ def make_plan(
     >>> plan = make_plan("dp-sgd", examples=60_000, batch_size=256, epochs=20, epsilon=3.0, lr=0.5, clip=1.0)
 
     ``examples`` is a public constant: a number that you declare, and Poisson batches then hide whether an example is
-    there at all (add-remove). If you counted the data to get it, say ``counted=True``: the number is taken to be
-    public, and the guarantee is that one example's contribution might as well be zero (zero-out), at the same ε.
+    in the data (add-remove). If you counted the data to get it, set ``counted=True``: the number is then public, and
+    the guarantee compares the data with the same data where one example contributes zero (zero-out), at the same ε.
 
     Method ``auto`` takes the best candidate at ``epsilon`` (see :func:`recommend` and :func:`choose_candidate`).
-    ``calibrate=False`` leaves σ at 1 where ``epsilon`` is given, for a caller that calibrates itself or needs no noise.
-    A ready ``setting`` replaces the settings below, and settings given in addition override it. Other arguments are
-    options of the method (`hush methods` lists them).
+    ``calibrate=False`` leaves σ at 1 if ``epsilon`` is given, for a caller that calibrates itself or needs no noise.
+    ``setting`` replaces the settings below; settings given in addition override it. Other arguments are options of the
+    method (`hush methods` lists them).
 
-    ``optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3)`` takes the place of the method's SGD, at the same ε:
-    it gets the named parameters when a run starts, and sees released gradients only. ``scheduler=lambda optimizer: …``
-    is stepped once after every step of the plan (``plan.steps`` in all), not once an epoch.
+    ``optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3)`` replaces the method's SGD, at the same ε: it gets
+    the named parameters when a run starts, and only released gradients. ``scheduler=lambda optimizer: …`` is stepped
+    once after every step of the plan (``plan.steps`` in all), not once per epoch.
     """
     factory = find(method)
     known, of_method = list_settings(PlanConfig), options(factory)
@@ -133,7 +133,7 @@ def make_plan(
     if plan.has_guarantee:
         return _with_noise(plan, setting, calibrate)
     if setting.noise:
-        raise InvalidInputError(f"method '{method}' adds no noise: it takes no ε and no noise multiplier")
+        raise InvalidInputError(f"method '{method}' adds no noise: leave ε and the noise multiplier out")
     return plan
 
 
@@ -152,7 +152,7 @@ def _complete(setting: PlanConfig | None, given: dict[str, Any]) -> PlanConfig:
 
 
 def _with_noise(plan: Plan, setting: PlanConfig, calibrate: bool) -> Plan:
-    """The plan with the noise that was asked for, in one of the three ways to say it."""
+    """The plan with the noise given by ε, a noise multiplier or the noise of a node."""
     _check_noise(setting.noise)
     if len(setting.noise) != 1:
         raise InvalidInputError(
@@ -167,7 +167,7 @@ def _with_noise(plan: Plan, setting: PlanConfig, calibrate: bool) -> Plan:
 
 
 def _check_noise(given: dict[str, float]) -> None:
-    """Numbers whose squares, and the squares' inverses, floats can hold."""
+    """Raise for numbers whose square, or its inverse, would overflow a float."""
     for name, value in given.items():
         validate.positive(**{name: value})
         if not LEAST <= value <= MOST:

@@ -1,12 +1,12 @@
-"""The method for those who do not want to choose: expected error of every candidate at the same (ε, δ), the best first.
+"""Choose a method: the expected error of every candidate at the same (ε, δ), the smallest first.
 
-The error is the root mean square, over steps, of the noise that a weight sees, in units of lr · clip / batch size:
-σ · sens(C) · rmse(A C⁻¹), where A is what the rule makes of the noise (prefix sums for SGD). Independent noise with
-amplification competes on the same terms. Error says nothing of the learning rate or of what clipping costs; it ranks
-the noise alone. Every figure is that of a plan that could be run as it is.
+The error is the root mean square, over steps, of the noise in a weight, in units of lr · clip / batch size:
+σ · sens(C) · rmse(A C⁻¹), where A is the workload of the optimizer (prefix sums for SGD). Independent noise with
+amplification by sampling is compared in the same way. The error does not depend on the learning rate or on the bias of
+clipping; it ranks the noise alone. Every number is computed from a plan that could be run.
 
 Prefix sums count old noise in full, but training forgets some of it, which helps independent noise more than noise that
-is large at every step and cancels later. So DP-SGD is left only for an error that is smaller by half (`MARGIN`).
+is large at every step and cancels later. So another method replaces DP-SGD only if its error is smaller by `MARGIN`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Notify = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Candidate:
-    """One method for a setting, its noise multiplier at (ε, δ), and the error that the model is expected to see."""
+    """A method for a setting, its noise multiplier at (ε, δ), and the expected error in the model."""
 
     method: str
     sigma: float
@@ -44,19 +44,19 @@ class Candidate:
 
     @property
     def error(self) -> float:
-        """σ · sens · rmse: noise in what the model sees, in units of the clip."""
+        """σ · sens · rmse: the noise in the weights, in units of the clip."""
         return self.sigma * self.sensitivity * self.rmse
 
     @property
     def name(self) -> str:
-        """The method and what was chosen for it."""
+        """The method and its options."""
         return ", ".join([self.method, *(f"{key}={value}" for key, value in self.options.items())])
 
 
 def auto(setting: PlanConfig, descent: SGDOptions, gradients: ClippingOptions) -> Plan:
     """The method whose noise is expected to disturb the model least at the given ε; dp-sgd where that gains little.
 
-    For those who do not want to choose the noise.
+    For a choice of the noise by its expected error.
     """
     best = choose_candidate(recommend(setting, descent, gradients))
     return _plan(setting, best.method, best.options, descent, gradients)
@@ -68,7 +68,8 @@ def recommend(
     gradients: ClippingOptions = ClippingOptions(),
     notify: Notify = lambda name: None,
 ) -> tuple[Candidate, ...]:
-    """Every candidate at the setting's ε, the smallest expected error first; ``notify`` gets what is tried next."""
+    """Every candidate at the setting's ε, the smallest expected error first; ``notify`` gets the name of each before
+    it is computed."""
     if setting.epsilon is None:
         raise InvalidInputError("method 'auto' compares methods at the same ε: give epsilon, or name a method")
     validate.positive(epsilon=setting.epsilon)
@@ -84,18 +85,18 @@ def recommend(
 
 
 def _same_question(setting: PlanConfig) -> PlanConfig:
-    """The setting without what does not change the answer, so that it is worked out once."""
+    """The setting without the fields that do not change the result, so that it is computed once."""
     return replace(setting, assumptions=(), average=None, noise_multiplier=None, node_noise=None)
 
 
 def choose_candidate(candidates: tuple[Candidate, ...]) -> Candidate:
-    """The candidate with the smallest error, or dp-sgd where that is not smaller by a clear margin."""
+    """The candidate with the smallest error, or dp-sgd unless that error is smaller by `MARGIN`."""
     best, plain = candidates[0], _plain(candidates)
     return best if plain is None or plain.error > MARGIN * best.error else plain
 
 
 def explain_choice(candidates: tuple[Candidate, ...]) -> str:
-    """In one sentence: what was chosen, and why."""
+    """The choice and its reason, as one sentence."""
     best, plain, taken = candidates[0], _plain(candidates), choose_candidate(candidates)
     if len(candidates) == 1:
         return f"chose {best.name}: no other candidate fits this setting."
@@ -114,7 +115,7 @@ def _plain(candidates: tuple[Candidate, ...]) -> Candidate | None:
 
 @dataclass(frozen=True)
 class _Quiet:
-    """A listener that does not count when questions are compared."""
+    """A callback that compares equal to every other, so that it is no part of a cache key."""
 
     notify: Notify = field(compare=False)
 
@@ -162,7 +163,7 @@ def _candidate(
 def _plan(
     setting: PlanConfig, method: str, chosen: dict[str, Any], descent: SGDOptions, gradients: ClippingOptions
 ) -> Plan:
-    """The method's plan; refused where it cannot do what was asked of the descent."""
+    """The method's plan; `InvalidInputError` if the method lacks an option of the descent that was given."""
     factory = catalogue()[method]
     for name, value in vars(descent).items():
         if name in options(factory):

@@ -1,4 +1,4 @@
-"""The shapes of banded noise that fit a setting, and which number of bands has the smallest expected error.
+"""The numbers of bands that fit a setting, and the one with the smallest expected error.
 
 With w bands the data splits into w groups that take turns, q = L·w/N in a group: more bands cancel more noise and
 amplify less (Choquette-Choo et al. 2023). The error is σ · sens(C) · rmse(A C⁻¹) at the setting's (ε, δ).
@@ -17,7 +17,7 @@ from hush.matrix_factorization import best_banded, prefix_sums
 from hush.methods.config import PlanConfig
 
 BANDS = (1, 2, 4, 8, 16, 32, 64, 128)
-USUAL = 8  # bands where no ε is known to choose them by
+USUAL = 8  # bands if no ε is given
 
 
 def best_bands(setting: PlanConfig) -> int:

@@ -1,7 +1,7 @@
-"""Methods as functions ``(setting, *groups, **options) -> Plan``: which there are, what can be set on one, calling one.
+"""Methods are functions ``(setting, *groups, **options) -> Plan``: list them, list the options of one, call one.
 
-An option group is a dataclass that several methods take after the setting (``hush.methods.options``). The caller sees
-flat options; which of them belong to a group, and what they default to, is read from the signature.
+An option group is a dataclass that several methods take after the setting (``hush.methods.options``). The caller gives
+flat options; their groups and their defaults are read from the signature.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Method = Callable[..., Plan]
 
 
 def catalogue() -> dict[str, Method]:
-    """Every method that comes with hush, by name, in their order."""
+    """The methods of hush by name, in the order of their source."""
     return {method.__name__.replace("_", "-"): method for module in MODULES for method in _list_public(module)}
 
 
@@ -31,7 +31,7 @@ def _list_public(module: Any) -> list[Method]:
 
 
 def options(method: Method) -> dict[str, inspect.Parameter]:
-    """What can be set on a method: the fields of the option groups that it takes, and its own keyword arguments."""
+    """The options of a method: the fields of its option groups, and its own keyword arguments."""
     hints = get_type_hints(method)
     parameters = inspect.signature(method).parameters.values()
     shared = [option for kind in option_groups(method).values() for option in _fields(kind)]
@@ -40,13 +40,13 @@ def options(method: Method) -> dict[str, inspect.Parameter]:
 
 
 def purpose(method: Method) -> str:
-    """What a method is for: the paragraph of its docstring that begins with "For"; empty where there is none."""
+    """The purpose of a method: the paragraph of its docstring that begins with "For"; empty without one."""
     paragraphs = [" ".join(part.split()) for part in (inspect.getdoc(method) or "").split("\n\n")]
     return next((text for text in paragraphs if text.startswith("For ")), "")
 
 
 def call_method(method: Method, setting: PlanConfig, chosen: dict[str, Any]) -> Plan:
-    """The method's plan, its option groups filled from what was chosen."""
+    """The method's plan, with its option groups filled from ``chosen``."""
     groups: dict[str, Any] = {}
     for name, kind in option_groups(method).items():
         theirs = {option.name for option in _fields(kind)} & set(chosen)
@@ -56,7 +56,7 @@ def call_method(method: Method, setting: PlanConfig, chosen: dict[str, Any]) -> 
 
 
 def option_groups(method: Method) -> dict[str, type]:
-    """The option groups of a method (such as Gradients), by parameter name: what it shares with other methods."""
+    """The option groups of a method (such as `ClippingOptions`) by parameter name."""
     hints = get_type_hints(method)
     names = [p.name for p in inspect.signature(method).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD][1:]
     return {name: hints[name] for name in names if is_dataclass(hints.get(name))}

@@ -41,7 +41,7 @@ class PlanConfig(PlanSettings):
         ),
     )
     assumptions: tuple[str, ...] = field(
-        default=(), kw_only=True, metadata=option("What the guarantee assumes of the data beside it.", PRIVACY)
+        default=(), kw_only=True, metadata=option("Additional assumptions of the guarantee, as sentences.", PRIVACY)
     )
     composed: tuple[ComposedRelease, ...] = field(
         default=(),
@@ -83,7 +83,7 @@ class PlanConfig(PlanSettings):
 
     @property
     def noise(self) -> dict[str, float]:
-        """How much noise was asked for, in any of the three ways to say it."""
+        """The given ones of ε, noise multiplier and node noise."""
         asked = {"epsilon": self.epsilon, "noise_multiplier": self.noise_multiplier, "node_noise": self.node_noise}
         return {name: value for name, value in asked.items() if value is not None}
 
@@ -104,11 +104,11 @@ class PlanConfig(PlanSettings):
 
     @property
     def listed_steps(self) -> int:
-        """The steps, for noise that keeps numbers for each of them."""
+        """The number of steps, for noise that stores numbers for each step; raises if there are too many."""
         if self.total_steps > MOST_CORRELATED:
             raise InvalidInputError(
-                f"correlated noise is worked out step by step, for at most {MOST_CORRELATED} steps, and these are "
-                f"{self.total_steps}: take fewer, or use independent noise (dp-sgd)"
+                f"correlated noise is computed for at most {MOST_CORRELATED} steps, got {self.total_steps}: give fewer "
+                "steps, or use independent noise (dp-sgd)"
             )
         return self.total_steps
 
@@ -118,7 +118,7 @@ class PlanConfig(PlanSettings):
         return self.sample_rate if self.sample_rate is not None else self.batch_size / self.examples
 
     def sampler(self, default: str = "poisson") -> Sampler:
-        """The sampler that was asked for; a sample rate belongs to Poisson sampling alone."""
+        """The sampler that was given, else that of ``default``; a sample rate is for Poisson sampling only."""
         sampling = self.sampling or default
         if sampling == "poisson":
             return Poisson(self.examples, self.rate, self.total_steps)
@@ -132,7 +132,7 @@ class PlanConfig(PlanSettings):
         return sampler
 
     def _adjacency(self, sampler: Sampler) -> Adjacency | None:
-        """What was asked for, or the sampler's own (None); where N is counted and so public, presence is not hidden."""
+        """The given adjacency, or None for the sampler's own; if N was counted, it does not hide presence."""
         if not self.counted:
             return self.adjacency
         own = own_adjacency(sampler.participation)

@@ -1,7 +1,7 @@
 """Methods with correlated noise: trees and matrix factorisations.
 
-All but dp-bandmf take fixed batches in the same order every epoch (or one pass): their noise cancels over steps, which
-is worth more than the amplification by sampling that they give up, the more so the larger ε is. dp-bandmf has both.
+All except dp-bandmf take fixed batches in the same order every epoch (or one pass). Their noise cancels over steps,
+which gains more than the amplification by sampling that they lose if ε is large. dp-bandmf has both.
 """
 
 from __future__ import annotations

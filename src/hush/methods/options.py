@@ -1,4 +1,4 @@
-"""Options that several methods share: how they descend, how an example is bounded, how the noise changes."""
+"""Options that several methods share: optimizer, clipping, and the schedule of the noise."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SGDOptions:
         return SGD(self.lr, self.momentum, self.weight_decay)
 
     def workload(self, steps: int) -> Workload:
-        """Which sums of the noise the model sees; the learning rate only scales them."""
+        """The workload: the sums of noisy gradients in the weights; the learning rate only scales them."""
         return Workload(steps, self.momentum, 1.0 - self.lr * self.weight_decay)
 
 
@@ -76,7 +76,7 @@ class ClippingOptions:
 
     @property
     def clipping(self) -> Clipping:
-        """How one example is bounded."""
+        """The clipping of one example."""
         return Clipping(self.clip, self.clip_mode, self.per_layer)
 
     def plan(
@@ -89,7 +89,7 @@ class ClippingOptions:
         noise: Noise | None = None,
         **parts: Any,
     ) -> Plan:
-        """A plan of clipped gradients: DP-SGD's query, sampler and noise unless a method brings its own."""
+        """A plan of clipped gradients: DP-SGD's query, sampler and noise unless a method gives others."""
         clipped = query or ClippedSum(self.clip, self.clip_mode, self.per_layer)
         released: Query = clipped
         if noise is not None:
@@ -113,8 +113,8 @@ class ClippingOptions:
     def _check_own_noise(self, noise: Noise) -> None:
         if self.noise_end != 1.0:
             raise NotProvenError(
-                "a noise schedule is proven for noise that is independent over steps, and this method brings its own, "
-                "correlated one: leave noise_end at 1, or use dp-sgd"
+                "a noise schedule is proven only for noise that is independent over steps, and this method has "
+                "correlated noise: leave noise_end at 1, or use dp-sgd"
             )
         if self.clip_quantile is not None and self.clip_mode == "plain" and noise.structure.bands != 1:
             raise NotProvenError(
@@ -123,7 +123,7 @@ class ClippingOptions:
             )
 
 
-# An optimizer and a schedule of torch's own in place of a method's SGD: the same release, another rule after it.
+# A torch optimizer and scheduler in place of a method's SGD: the release is the same.
 
 MakeOptimizer = Callable[[list[tuple[str, Tensor]]], torch.optim.Optimizer]
 MakeScheduler = Callable[[torch.optim.Optimizer], Any]
@@ -132,9 +132,10 @@ MakeScheduler = Callable[[torch.optim.Optimizer], Any]
 def make_optimizer(
     optimizer: MakeOptimizer | None, scheduler: MakeScheduler | None, given: Iterable[str]
 ) -> TorchOptim | None:
-    """The rule of these two, None if there is neither; an error if given with options that the optimizer has itself.
+    """The optimizer of these two functions, None if neither is given; raises if an option in ``given`` is one that the
+    optimizer sets itself.
 
-    ``optimizer`` gets what ``model.named_parameters()`` would give, of the parameters that are trained."""
+    ``optimizer`` is called with the ``model.named_parameters()`` that are trained."""
     if optimizer is None:
         if scheduler is not None:
             raise InvalidInputError("a scheduler follows an optimizer: give optimizer=lambda params: … too")
@@ -163,7 +164,7 @@ def _check_function(name: str, value: Any, example: str) -> None:
 
 
 def replace_optimizer(plan: Plan, optimizer: TorchOptim) -> Plan:
-    """The plan with another rule in the place of SGD; refused where the method is its rule."""
+    """The plan with another optimizer in place of SGD; raises if the method is defined by its optimizer."""
     if plan.trains_on is not None:
         return replace(plan, optimizer=optimizer)
     match plan.optimizer:
@@ -172,6 +173,6 @@ def replace_optimizer(plan: Plan, optimizer: TorchOptim) -> Plan:
         case ClipUnits(optimizer=SGD()):
             return replace(plan, optimizer=replace(plan.optimizer, optimizer=optimizer))
     raise InvalidInputError(
-        f"the rule is what makes method '{plan.method}', so no other optimizer can take its place: leave the optimizer "
-        "out, or use dp-sgd, whose release is for any optimizer"
+        f"method '{plan.method}' is defined by its own optimizer: leave the optimizer out, or use dp-sgd, which takes "
+        "any optimizer"
     )

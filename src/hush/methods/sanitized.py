@@ -32,11 +32,11 @@ def sanitize(
     sanitize-once or dp-sgd if you need protection.
 
     ``threshold_share`` is t of the adaptive threshold C = t·‖W‖, recomputed after each epoch. The setting
-    ``sanitize_scale`` says which of two readings of its noise is meant.
+    ``sanitize_scale`` selects one of two interpretations of its noise.
     """
     if setting.adjacency is not None:
         raise NotProvenError(
-            "the paper's formula is that of DP-SGD for adding or removing a record, and no other was published: leave "
+            "the paper's only formula is that of DP-SGD for adding or removing a record: leave "
             "adjacency out, or use method sanitize-once"
         )
     accountant = "rdp" if setting.accountant == "auto" else setting.accountant
@@ -49,7 +49,7 @@ def sanitize(
     if setting.sanitize_scale == "per-number":
         if setting.sanitize_width is None:
             raise InvalidInputError(
-                "what noise per number costs depends on how many numbers a record has: give sanitize_width"
+                "the cost of noise per number depends on how many numbers a record has: give sanitize_width"
             )
         layer = PerNumberLayer(**vars(layer), width=setting.sanitize_width)
     return _plan(replace(rdp, sample_rate=None), "sanitize", SpreadSum(), layer, Adam(lr, weight_decay=weight_decay))
@@ -67,8 +67,8 @@ def sanitize_once(
 
     For public labels and as many epochs as one likes: the ε does not grow with them.
 
-    Where the noise drowns a single row, ``rule="sgd"`` at a rate far below 1/(Cσ√n)² adds up the rows of a class as
-    they are, and beats Adam, which makes steps of the same length of noise and of signal.
+    If the noise is much larger than a single row, ``rule="sgd"`` at a rate far below 1/(Cσ√n)² averages the rows of a
+    class, and is better than Adam, whose step length is the same for noise and for signal.
     """
     from hush.sanitize.privatised import SanitizedFeatures
 
@@ -78,7 +78,8 @@ def sanitize_once(
 
 
 def _replacing(setting: PlanConfig) -> PlanConfig:
-    """Under replace, the only relation in which labels and membership can be public and features private."""
+    """Check that the adjacency is replace, the only one in which labels and membership can be public and features
+    private."""
     if setting.adjacency not in (None, "replace"):
         raise NotProvenError(
             f"released rows are compared under 'replace', not '{setting.adjacency}': every record has a row of its "
@@ -90,7 +91,7 @@ def _replacing(setting: PlanConfig) -> PlanConfig:
 def _plan(setting: PlanConfig, method: str, query: Query, trains_on: PrivatisedData, optimizer: Optimizer) -> Plan:
     if setting.sampling == "same-order":
         raise NotProvenError(
-            "rows are released whatever the order of the batches is: use sampling 'shuffled', at the same ε"
+            "rows are released independently of the order of the batches: use sampling 'shuffled', at the same ε"
         )
     parts: dict[str, Any] = {"sampler": setting.sampler("shuffled"), "noise": Independent(setting.total_steps)}
     return setting.plan(method, query=query, optimizer=optimizer, trains_on=trains_on, **parts)
@@ -110,7 +111,7 @@ def label_rr(
 
     For public features and private labels: who clicked, not what was shown.
 
-    ``prior`` has a public number for each class, in place of all alike. σ is 1/ε.
+    ``prior`` has a public weight for each class; uniform by default. σ is 1/ε.
     """
     if setting.adjacency not in (None, "replace"):
         raise NotProvenError(

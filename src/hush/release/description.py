@@ -69,7 +69,7 @@ class Architecture:
 
     @classmethod
     def from_json(cls, data: Any) -> Architecture:
-        """What `to_json` wrote; anything else is refused."""
+        """The inverse of `to_json`; raises for anything else."""
         return cls(**_take(data, ("source", "name", "arguments", "version", "encoder"), "architecture"))
 
 
@@ -78,7 +78,7 @@ STATE_ONLY = Architecture("state only")
 
 @dataclass(frozen=True)
 class Inputs:
-    """What one example is. ``shape`` is that of its numbers as the network takes them (of a table: its columns).
+    """The kind of one example. ``shape`` is that of the network's input (of a table: its columns).
 
     Images lie in the public range ``low`` … ``high``, and reach the network mapped to ``onto``:
     x′ = (x − low)·(onto₁ − onto₀)/(high − low) + onto₀. A table brings its ``schema``."""
@@ -113,7 +113,7 @@ class Inputs:
             raise InvalidInputError("the public range of a pixel must have its low end below its high end")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, without the schema, which is a file of its own."""
+        """Plain data, without the schema, which is a separate file."""
         facts: dict[str, Any] = {"kind": self.kind, "shape": list(self.shape)}
         return facts if self.kind != "images" else {**facts, "range": [self.low, self.high], "onto": list(self.onto)}
 
@@ -130,10 +130,10 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Description:
-    """A released model in public words: what it predicts, from what, and how it is built.
+    """The public description of a released model: its target, its inputs and its architecture.
 
     ``classes`` are the names of the classes in the order of the scores; ``target`` the column or array that is
-    predicted; ``target_range`` the public range of a regression's target. ``inputs`` is None where nothing is known."""
+    predicted; ``target_range`` the public range of a regression's target. ``inputs`` is None if unknown."""
 
     task: Task
     architecture: Architecture = STATE_ONLY
@@ -155,7 +155,7 @@ class Description:
 
     @property
     def schema(self) -> Schema | None:
-        """The columns, where the model is for a table."""
+        """The columns, if the model is for a table."""
         return None if self.inputs is None else self.inputs.schema
 
     def to_json(self) -> dict[str, Any]:
@@ -172,7 +172,7 @@ class Description:
 
     @classmethod
     def from_json(cls, data: Any, schema: Mapping[str, Any] | None = None) -> Description:
-        """What ``model.json`` and ``schema.json`` say; whatever a description cannot say is refused."""
+        """The description in ``model.json`` and ``schema.json``; anything else in them is refused."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise InvalidInputError(f"this is no description of a model that this hush reads ('{FORMAT}')")
         named = ("format", "task", "classes", "target", "target_range", "architecture", "inputs")
@@ -212,7 +212,7 @@ def _take(data: Any, names: tuple[str, ...], what: str, *, needed: int | None = 
         raise InvalidInputError(f"the {what} must be a JSON object with {', '.join(names)}")
     missing, unknown = set(names[:needed]) - data.keys(), data.keys() - set(names)
     if missing or unknown:
-        named = f"lacks '{min(missing)}'" if missing else f"has an entry '{min(map(str, unknown))}' that none has"
+        named = f"lacks '{min(missing)}'" if missing else f"has the unknown entry '{min(map(str, unknown))}'"
         raise InvalidInputError(f"the {what} {named}: it was not written by this hush")
     return data
 

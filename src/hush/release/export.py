@@ -1,4 +1,4 @@
-"""Exports a model for programs that have no hush: one file that computes it, and its encoding as JSON.
+"""Export a model for programs without hush: one file that computes it, and its encoding as JSON.
 
 The file takes *encoded* inputs and returns the model's outputs: ``torch`` is a program of torch.export (``.pt2``, a zip
 of JSON and plain bytes: the example inputs, which torch would pickle, are left out), ``onnx`` a graph that any ONNX
@@ -69,7 +69,7 @@ def _take_apart(model: ReleasedModel) -> tuple[nn.Module, dict[str, Any]]:
     inputs, network = model.description.inputs, model.network
     if inputs is None:
         raise InvalidInputError(
-            "this release does not say what its inputs are, and without them nothing can be exported"
+            "this release does not describe its inputs, so it cannot be exported: release the model with a description"
         )
     if inputs.kind == "images" and inputs.low is not None and inputs.high is not None:
         return network, describe_pixels(inputs.shape, inputs.low, inputs.high, inputs.onto)
@@ -145,7 +145,7 @@ def _need_onnx() -> None:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Without the exporters' remarks on their own insides and on packages that are not installed."""
+    """Suppress the exporters' messages about their internals and about packages that are not installed."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -174,7 +174,7 @@ def describe_pixels(
 
 
 def _describe_numbers(shape: Sequence[int]) -> dict[str, Any]:
-    """The encoding of a model that takes numbers as they are."""
+    """The encoding of a model that takes unscaled numbers."""
     return {"kind": "arrays", "shape": list(shape), "arithmetic": "float32", "number": "x as it is"}
 
 

@@ -1,13 +1,13 @@
-"""The folder of a release: which files it has, and how it is written and read as a whole.
+"""The folder of a release: its files, and how it is written and read as a whole.
 
     model.safetensors   the weights
     model.json          the description (`hush.release.description`)
-    schema.json         the columns, where the model is for a table
+    schema.json         the columns, if the model is for a table
     privacy.json        the privacy card, with the SHA-256 digest of every other file and of itself
     and the pages for people, by `PAGES`
 
-Nothing private is in it: no secret, no seed, no batch, no loss. The card's own digest is that of its bytes with zeros
-in the digest's place. Digests find accidents; they are no signature, because a person who edits a file can edit them.
+It contains nothing private: no secret, seed, batch or loss. The card's own digest is that of its bytes with zeros in
+the digest's place. Digests detect accidents; they are not a signature, as a person who edits a file can edit them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NAMES = frozenset((WEIGHTS, MODEL, SCHEMA, CARD, *PAGES))
 def write_release(
     directory: Path, model: nn.Module, card: Mapping[str, Any], description: Description, *, overwrite: bool = False
 ) -> Path:
-    """Write a release: none or a whole one is there after a kill at any instant, and never a part of two."""
+    """Write a release atomically: after a kill at any time the folder is missing or complete, and never mixes two."""
     check_room(directory, overwrite=overwrite)
     content = pack_release(model, card, description)
     try:
@@ -70,7 +70,7 @@ def pack_weights(model: nn.Module) -> bytes:
 
 
 def check_room(directory: Path, *, overwrite: bool) -> None:
-    """Refuse to replace a release unless that is asked for, and whatever hush did not write in any case."""
+    """Raise if a release would be replaced without ``overwrite``, or a file that hush did not write in any case."""
     if not directory.exists() and not directory.is_symlink():
         return
     if not directory.is_dir():
@@ -81,11 +81,11 @@ def check_room(directory: Path, *, overwrite: bool) -> None:
     strange = [path for path in there if path.name not in NAMES or (path.is_dir() and not path.is_symlink())]
     if strange:
         raise InvalidInputError(
-            f"'{directory}' holds '{strange[0].name}', which is no part of a release and would be lost: give another "
-            "folder"
+            f"'{directory}' holds '{strange[0].name}', which is not a file of a release and would be lost: give "
+            "another folder"
         )
     if there and not overwrite:
-        raise InvalidInputError(f"'{directory}' holds a release already: allow to overwrite it, or give another folder")
+        raise InvalidInputError(f"'{directory}' holds a release already: pass overwrite=True or another folder")
 
 
 def find_release(directory: str | Path) -> Path:
@@ -105,11 +105,11 @@ def find_release(directory: str | Path) -> Path:
         raise InvalidInputError(
             f"'{given}' holds no release, as nothing was begun in it: train with --out {given} first"
         )
-    raise InvalidInputError(f"'{given}' holds no release: its run is not finished, go on with --resume")
+    raise InvalidInputError(f"'{given}' holds no release, as its run is not finished: continue it with --resume")
 
 
 def was_begun(run: Path) -> bool:
-    """Whether a run was ever begun in this folder: its private part has more than a lock and solved matrices."""
+    """Whether a run was begun in this folder: its private part has more than a lock and solved matrices."""
     try:
         return any(path.name not in ("lock", "matrices") for path in (run / PRIVATE_PART).iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -121,9 +121,7 @@ def was_begun(run: Path) -> bool:
 def read_description(folder: Path) -> Description:
     """The description of the release in a folder."""
     if not (folder / MODEL).is_file():
-        raise InvalidInputError(
-            f"'{folder}' has no {MODEL}, so it was released before models were described: give its module with model=…"
-        )
+        raise InvalidInputError(f"'{folder}' has no {MODEL}, which describes the network: give its module with model=…")
     schema = read_json(folder / SCHEMA) if (folder / SCHEMA).is_file() else None
     try:
         return Description.from_json(read_json(folder / MODEL), schema)
@@ -132,7 +130,7 @@ def read_description(folder: Path) -> Description:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object that a file of a release holds."""
+    """The JSON object in a file of a release."""
     try:
         found = json.loads(path.read_bytes())
     except OSError as error:
@@ -150,7 +148,7 @@ def digest_files(content: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def is_own_digest(card: bytes, digest: str) -> bool:
-    """Whether a card's digest of itself fits its bytes."""
+    """Whether a card's own digest matches its bytes."""
     named = f'"own_digest": "{digest}"'.encode()
     blank = card.replace(named, f'"own_digest": "{UNSIGNED}"'.encode())
     return card.count(named) == 1 and hashlib.sha256(blank).hexdigest() == digest

@@ -34,8 +34,8 @@ Weights = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model says of n rows. Of a classification: ``labels`` (n,) are places in ``classes``, ``probabilities``
-    (n, classes) the softmax of the scores. Of a regression: ``values`` (n,). The others are None."""
+    """The predictions of a model for n rows. Classification: ``labels`` (n,) are indices into ``classes``,
+    ``probabilities`` (n, classes) the softmax of the scores. Regression: ``values`` (n,). The others are None."""
 
     classes: tuple[str, ...] = ()
     labels: Tensor | None = None
@@ -49,7 +49,7 @@ class Predictions:
 
 
 class ReleasedModel(nn.Module):
-    """A released model. It is called as the network that was trained (``network``), on inputs that are encoded."""
+    """A released model. It is called like the trained network (``network``), on encoded inputs."""
 
     def __init__(self, network: nn.Module, description: Description, card: Mapping[str, Any], folder: Path) -> None:
         super().__init__()
@@ -58,27 +58,27 @@ class ReleasedModel(nn.Module):
 
     @property
     def guarantee(self) -> Guarantee:
-        """What its card states, which `hush.verify` recomputes."""
+        """The guarantee that the card states; `hush.verify` recomputes it."""
         return Guarantee.from_json(self.card["guarantee"])
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """What the network gives."""
+        """The output of the network."""
         outputs: Tensor = self.network(inputs)
         return outputs
 
     def encode(self, rows: Any) -> Tensor:
-        """Rows as the network takes them; see `hush.release.rows.encode_rows` for what rows may be."""
+        """Encode rows as inputs of the network; `hush.release.rows.encode_rows` lists the kinds of ``rows``."""
         return encode_rows(rows, self.description)
 
     @torch.no_grad()
     def predict(self, rows: Any, *, batch_size: int = BATCH) -> Predictions:
         """Classes and probabilities, or values, for rows without labels.
 
-        Unknown categories and missing values are treated as in training. The target is not needed, and where it is
-        there it is not looked at."""
+        Unknown categories and missing values are treated as in training. The target is not needed, and is
+        ignored."""
         if self.description.task == "other":
             raise InvalidInputError(
-                "this model is no classifier and no regression: call it on a tensor for what it gives"
+                "this model is neither for classification nor for regression: call it on a tensor for its outputs"
             )
         inputs = self.encode(rows)
         before = self.training
@@ -91,7 +91,10 @@ class ReleasedModel(nn.Module):
             return Predictions(values=_in_units(scores.reshape(len(scores)), self.description))
         classes = self.description.classes
         if scores.shape != (len(inputs), len(classes)):
-            raise InvalidInputError(f"the network gives {tuple(scores.shape[1:])} scores for {len(classes)} classes")
+            raise InvalidInputError(
+                f"the network returns scores of shape {tuple(scores.shape[1:])} for {len(classes)} classes: check its "
+                "module"
+            )
         return Predictions(classes, scores.argmax(1), torch.softmax(scores.double(), 1))
 
 
@@ -194,7 +197,7 @@ def _check_weights(network: nn.Module, weights: Weights, folder: Path) -> None:
 
 
 def _put_behind_encoder(inner: nn.Module, description: Description) -> nn.Module:
-    """The network as it was trained: behind the encoding of the table's columns, where it was."""
+    """The trained network, after the encoding of the table's columns if the model is for a table."""
     schema = description.schema
     if not description.architecture.encoder or schema is None:
         return inner

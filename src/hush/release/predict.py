@@ -1,7 +1,7 @@
-"""A released model on a file of rows, some at a time: predictions into a file, or figures on rows with labels.
+"""Apply a released model to a file of rows, some at a time: write predictions to a file, or compute metrics.
 
-Memory holds a few thousand rows of a table or a few hundred images, whatever the file holds; an .npz of arrays is read
-as a whole. Labels are read only for figures. Errors name a column and the number of a row, and quote no cell.
+Memory holds a few thousand rows of a table or a few hundred images, for a file of any size; an .npz of arrays is read
+as a whole. Labels are read only for metrics. Errors name a column and the number of a row, and quote no cell.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SUFFIXES = (".csv", ".parquet")
 
 @dataclass(frozen=True)
 class WriteResult:
-    """What was written: how many rows, and the names of the columns."""
+    """The number of rows written, and the names of the columns."""
 
     path: Path
     rows: int
@@ -42,7 +42,7 @@ def write_rows(path: Path, parts: Iterable[Columns], *, overwrite: bool = False)
     check_new_file(path, overwrite=overwrite)
     if path.suffix not in SUFFIXES:
         raise InvalidInputError(
-            f"'{path}' must end in {' or '.join(SUFFIXES)}, which says how the predictions are written"
+            f"'{path}' must end in {' or '.join(SUFFIXES)}, which selects the format: give another name"
         )
     rows = 0
     columns: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ def write_rows(path: Path, parts: Iterable[Columns], *, overwrite: bool = False)
 
 
 def check_new_file(path: Path, *, overwrite: bool) -> None:
-    """Refuse a file that is there unless it may be overwritten, and a folder that is not."""
+    """Raise for an existing file that may not be overwritten, and for a missing folder."""
     if path.is_dir():
         raise InvalidInputError(f"'{path}' is a folder: give the name of a file")
     if path.exists() and not overwrite:
@@ -66,7 +66,7 @@ def check_new_file(path: Path, *, overwrite: bool) -> None:
 
 @contextmanager
 def _open_writer(path: Path, partial: Path) -> Iterator[Callable[[Columns], None]]:
-    """A function that writes one part. What goes wrong between two parts is its caller's own."""
+    """A function that writes one part; errors between two parts are passed on unchanged."""
     with ExitStack() as stack:
         with _say_where(path):
             write = stack.enter_context((_open_csv if path.suffix == ".csv" else _open_parquet)(partial))
@@ -97,7 +97,7 @@ def _open_csv(partial: Path) -> Iterator[Callable[[Columns], None]]:
 
 
 def _spell(value: Any) -> Any:
-    """Nine digits say a number of 32 bits."""
+    """A 32-bit number in nine digits, which identify it."""
     return f"{value:.9g}" if isinstance(value, float) else value
 
 
@@ -127,7 +127,7 @@ Notify = Callable[[str], None]
 def predict_file(
     model: ReleasedModel, path: Path, out: Path, *, overwrite: bool = False, notify: Notify = lambda _: None
 ) -> WriteResult:
-    """Predictions for every row of ``path``, written to ``out`` (.csv or .parquet), whole or not at all."""
+    """Write predictions for every row of ``path`` to ``out`` (.csv or .parquet), atomically."""
     description = _check_task(model)
     _check_out(out, path, model.folder)
     images = description.inputs is not None and description.inputs.kind == "images"
@@ -139,7 +139,7 @@ def predict_file(
 def judge_file(
     model: ReleasedModel, path: Path, *, notify: Notify = lambda _: None
 ) -> ClassificationMetrics | RegressionMetrics:
-    """The figures of the model on rows with labels: exact, and not covered by the release's guarantee."""
+    """The metrics of the model on rows with labels: exact, and not covered by the release's guarantee."""
     description = _check_task(model)
     said, truth = [], []
     for part in _report(iterate_parts(path, description, labelled=True), notify):
@@ -203,12 +203,12 @@ def predict(release: str | Path | ReleasedModel, rows: Any, *, trust_code: bool 
 def evaluate(
     release: str | Path | ReleasedModel, path: str | Path, *, trust_code: bool = False
 ) -> ClassificationMetrics | RegressionMetrics:
-    """How well a release predicts the labels in a file: accuracy, AUC, log-loss and more, or errors of numbers.
+    """The metrics of a release on the labels in a file: accuracy, AUC, log-loss and more, or errors of numbers.
 
     >>> hush.evaluate("run/release", "test.csv").accuracy  # doctest: +SKIP
     0.91
 
-    The figures are exact and not covered by ε: keep them to yourself unless the rows are public."""
+    The metrics are exact and not covered by ε: do not publish them unless the rows are public."""
     if not isinstance(path, (str, Path)):
         raise InvalidInputError("evaluate reads the rows and their labels from a file: give its path")
     model = release if isinstance(release, ReleasedModel) else load(release, trust_code=trust_code)

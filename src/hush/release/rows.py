@@ -1,8 +1,8 @@
-"""Rows as a released model takes them, encoded by the release's public facts as in training: one iterator for
+"""Rows as inputs of a released model, encoded by the release's public facts as in training: one iterator for
 prediction and evaluation, on files and on rows in memory.
 
-Memory holds a few thousand rows of a table or a few hundred images, whatever the file holds; an .npz of arrays is read
-as a whole. Labels are read only if they are asked for. Errors name a column and the number of a row, and quote no cell.
+Memory holds a few thousand rows of a table or a few hundred images, for a file of any size; an .npz of arrays is read
+as a whole. Labels are read only if requested. Errors name a column and the number of a row, and quote no cell.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from hush.errors import InvalidInputError
 from hush.release.description import Description, Inputs
 from hush.tabular.cells import Cells, TextColumn
 from hush.tabular.columns import Number
-from hush.tabular.reader import Piece, holds_table, is_pattern
-from hush.tabular.rows import encode_piece, encode_table
+from hush.tabular.reader import Chunk, holds_table, is_pattern
+from hush.tabular.rows import encode_chunk, encode_table
 from hush.tabular.schema import Schema
 
-ROWS = "the rows"  # what errors call rows that come from no file
+ROWS = "the rows"  # the name in errors of rows that are not from a file
 WANTED = {
     "table": "a table: give a .csv or .parquet file",
     "images": "images: give a folder of images or an .npz of arrays",
@@ -43,7 +43,7 @@ WANTED = {
 
 @runtime_checkable
 class Frame(Protocol):
-    """A table in memory, such as pandas and polars have: the names of its columns, and each by its name."""
+    """A table in memory, such as a data frame of pandas or polars: its column names, and each column by its name."""
 
     @property
     def columns(self) -> Any:
@@ -57,8 +57,8 @@ class Frame(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Some rows: what they are called (their numbers, or names of files), as the network takes them, and their labels
-    (places of classes, or numbers) where they were asked for."""
+    """Some rows: their names (numbers, or names of files), the encoded inputs of the network, and their labels (indices
+    of classes, or numbers) if requested."""
 
     names: Sequence[str | int]
     inputs: Tensor
@@ -66,7 +66,7 @@ class Part:
 
 
 def encode_rows(rows: Any, description: Description) -> Tensor:
-    """Rows as the network takes them.
+    """Encode rows as inputs of the network.
 
     ``rows`` is the path of a file (a table: .csv or .parquet; images: .npz, a folder, an image; arrays: .npz), a list
     of one dict for each row, a dict of columns, a data frame, or a tensor that is encoded already."""
@@ -76,11 +76,11 @@ def encode_rows(rows: Any, description: Description) -> Tensor:
 
 
 def iterate_parts(rows: Any, description: Description, *, labelled: bool = False) -> Iterator[Part]:
-    """The same, some rows at a time, with their labels if they are asked for, which are read from files alone."""
+    """Encode some rows at a time, with their labels if ``labelled``; labels are read only from files."""
     inputs = description.inputs
     if inputs is None:
         raise InvalidInputError(
-            "this release does not say what its inputs are: use hush.load(…).predict on a tensor in Python"
+            "this release does not describe its inputs: use hush.load(…).predict on a tensor in Python"
         )
     if isinstance(rows, str | Path):
         parts = _iterate_file(Path(rows), description, inputs, labelled)
@@ -148,7 +148,7 @@ def _iterate_folder(root: Path, description: Description, inputs: Inputs, labell
 
 
 def _label_by_folder(root: Path, paths: list[Path], classes: tuple[str, ...]) -> list[int]:
-    """The place of every image's class, which is the name of its folder in ``root``."""
+    """The index of every image's class, which is the name of its folder in ``root``."""
     places = {name: place for place, name in enumerate(classes)}
     folders = [path.relative_to(root).parts[0] for path in paths]
     for folder in dict.fromkeys(folders):
@@ -161,7 +161,7 @@ def _label_by_folder(root: Path, paths: list[Path], classes: tuple[str, ...]) ->
 
 
 def _encode_features(features: Tensor, inputs: Inputs) -> Tensor:
-    """Images or arrays, as an .npz has them, as the network takes them."""
+    """Encode the images or arrays of an .npz as inputs of the network."""
     _check_shape(features, inputs)
     if inputs.schema is not None and not all(isinstance(column, Number) for column in inputs.schema.features):
         raise InvalidInputError("the model is for a table with more than numbers, which an .npz does not have")
@@ -177,10 +177,10 @@ def _check_shape(features: Tensor, inputs: Inputs) -> Tensor:
 
 
 def _map_range(pixels: Tensor, inputs: Inputs) -> Tensor:
-    """Images from their public range to what the network takes: x′ = (x − low)·(b − a)/(high − low) + a."""
+    """Map images from their public range to the network's: x′ = (x − low)·(b − a)/(high − low) + a."""
     low, high = inputs.low, inputs.high
     if low is None or high is None:
-        raise InvalidInputError("this release does not say the range of a pixel: give a tensor, as the module takes it")
+        raise InvalidInputError("this release does not state the range of a pixel: give a tensor of encoded inputs")
     values = pixels.float()
     if len(values) and not (float(values.min()) >= low and float(values.max()) <= high):
         raise InvalidInputError(f"pixels must lie in [{low:g}, {high:g}], as those did that the model was trained on")
@@ -201,11 +201,11 @@ def _take_memory(rows: Any, inputs: Inputs) -> Part:
         if len(lengths) > 1:
             raise InvalidInputError("the columns of the rows have different lengths")
         empty = torch.empty(0, len(inputs.schema.features))
-        encoded = torch.from_numpy(encode_piece(columns, inputs.schema, 0, ROWS)) if lengths - {0} else empty
+        encoded = torch.from_numpy(encode_chunk(columns, inputs.schema, 0, ROWS)) if lengths - {0} else empty
     return Part(range(1, len(encoded) + 1), encoded)
 
 
-def _list_columns(rows: Any) -> Piece:
+def _list_columns(rows: Any) -> Chunk:
     if isinstance(rows, Mapping):
         return {str(name): _list_cells(list(rows[name])) for name in rows}
     if isinstance(rows, Frame) and not isinstance(rows, Sequence):
@@ -219,7 +219,7 @@ def _list_columns(rows: Any) -> Piece:
 
 
 def _list_cells(values: list[Any]) -> Cells:
-    """A column as a file would give it: numbers as numbers, all else as text, and nothing for what is missing."""
+    """A column as read from a file: numbers as numbers, other values as text, and None for missing values."""
     plain = [value.item() if isinstance(value, np.generic) else value for value in values]
     if all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in plain):
         return np.array([math.nan if value is None else float(value) for value in plain], dtype=np.float64)

@@ -25,7 +25,7 @@ from markupsafe import Markup
 from hush._internal.text import dump_json, make_printable
 from hush.accounting import guarantee
 from hush.accounting.guarantee import ACCOUNTING, Guarantee, Protects, rounded_up
-from hush.accounting.tradeoff import Curve, Words, best_odds, curve_of_guarantee, curve_of_points, in_words
+from hush.accounting.tradeoff import Curve, Words, best_odds, curve_of_guarantee, curve_of_points, describe_curve
 from hush.errors import HushError, InvalidInputError
 
 NUMBERS = ("noise_multiplier", "sensitivity", "noise_std", "divisor", "steps", "steps_taken")
@@ -181,7 +181,7 @@ class StatementFacts:
     def _say_odds(self, unit: str) -> Words:
         if self.curve is None:
             raise ValueError("nothing limits an attacker")
-        return in_words(self.curve, adjacency=self.guarantee.adjacency, unit=unit, protects=self.protects)
+        return describe_curve(self.curve, adjacency=self.guarantee.adjacency, unit=unit, protects=self.protects)
 
     def list_tests(self, side: float) -> str:
         """The trade-off curve as points of a picture: misses over false alarms, in a square of this side."""
@@ -221,7 +221,7 @@ class StatementFacts:
 
     @property
     def factor(self) -> str:
-        """e^ε in digits that anybody can read, rounded up."""
+        """e^ε as a short number, rounded up."""
         epsilon = self.guarantee.epsilon
         if epsilon > LONG:
             return f"so many times (a number of {math.ceil(epsilon / math.log(10))} digits)"

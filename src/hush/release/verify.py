@@ -1,4 +1,4 @@
-"""Verifies a release: its files by their digests, its weights by its description, and its ε by recomputation.
+"""Verify a release: its files by their digests, its weights by its description, and its ε by recomputation.
 
 This finds accidents, and edits of one file that left the others unchanged. It is not a signature: a person who rewrites
 every file can rewrite the digests too. To rule that out, compare the card's own digest with one from another source.
@@ -21,12 +21,12 @@ from hush.release.folder import CARD, MODEL, NAMES, WEIGHTS, find_release, is_ow
 from hush.release.load import build_empty, read_weights
 
 State = Literal["whole", "changed", "missing", "extra", "unknown"]
-CLOSE = 1e-5  # how far, relatively, two ε of one event may lie apart on two machines
+CLOSE = 1e-5  # the largest relative difference between the ε of one event on two machines
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What was found. ``files`` says of every file what is with it, ``problems`` what is wrong, in sentences, and
+    """The result of a verification: ``files`` has the state of every file, ``problems`` describes what is wrong, and
     ``unchecked`` what could not be checked and why. ``epsilon`` is the card's, ``recomputed`` that of its event."""
 
     folder: Path
@@ -45,7 +45,7 @@ class Verification:
         return not self.problems
 
     def sentence(self) -> str:
-        """All of it in one sentence."""
+        """The result in one sentence."""
         if self.problems:
             return f"'{self.folder}' is not as it was released: {'; '.join(self.problems)}."
         left = "" if not self.unchecked else f"; not checked: {', '.join(self.unchecked)}"
@@ -97,7 +97,7 @@ def verify(directory: str | Path) -> Verification:
 
 
 def _read_card(folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """The card, and what is wrong with it; nothing is taken from one that is not whole."""
+    """The card, and what is wrong with it; a card that was changed is not used."""
     path = folder / CARD
     if not path.is_file():
         return {}, [f"{CARD} is missing"]
@@ -106,13 +106,16 @@ def _read_card(folder: Path) -> tuple[dict[str, Any], list[str]]:
     except InvalidInputError:
         return {}, [f"{CARD} was changed"]
     if card.get("format") == "hush privacy card 1" and not {"digests", "own_digest"} & card.keys():
-        raise InvalidInputError(f"'{folder}' was released by a hush that wrote no digests, so it cannot be verified")
+        raise InvalidInputError(
+            f"'{folder}' was released by a version of hush that wrote no digests, so it cannot be verified: train "
+            "again with this version"
+        )
     own, digests = card.get("own_digest"), card.get("digests")
     if not isinstance(own, str) or not is_own_digest(path.read_bytes(), own) or not isinstance(digests, dict):
         return {}, [f"{CARD} was changed"]
     strange = sorted(digests.keys() - NAMES)
-    if strange:  # a path that leads out of the folder, say: nothing is read by such a name
-        return {}, [f"{CARD} names '{strange[0]}', which is no file of a release"]
+    if strange:  # such as a path to another folder: no file of that name is read
+        return {}, [f"{CARD} names '{strange[0]}', which is not a file of a release"]
     return card, []
 
 
@@ -137,12 +140,12 @@ def _say_state(name: str, state: State) -> str:
 
 
 def _check_model(folder: Path, unchecked: list[str]) -> list[str]:
-    """The weights are those of the network that the description names."""
+    """Check that the weights fit the network that the description names."""
     try:
         description = read_description(folder)
         weights = read_weights(folder)
         if description.architecture.source != "shipped":
-            unchecked.append(f"whether {WEIGHTS} fits the network, as that is somebody's own code")
+            unchecked.append(f"whether {WEIGHTS} fits the network, as that is third-party code")
             return []
         build_empty(description, weights, folder)
     except InvalidInputError as error:
@@ -151,7 +154,7 @@ def _check_model(folder: Path, unchecked: list[str]) -> list[str]:
 
 
 def _check_plan(card: Mapping[str, Any]) -> list[str]:
-    """The numbers that the card states twice are the same, and no more steps were taken than were accounted for."""
+    """Check that numbers stated twice in the card are equal, and that no more steps were taken than accounted for."""
     try:
         plan, guarantee = card["plan"], card["guarantee"]
         read = Guarantee.from_json(guarantee)
@@ -167,13 +170,13 @@ def _check_plan(card: Mapping[str, Any]) -> list[str]:
         if guarantee["status"] != "none" and f"(ε = {rounded_up(read.epsilon)}, " not in guarantee["sentence"]:
             wrong.append("the card's sentence states another ε than its guarantee")
         if read.protects != "example" and f"{WHAT[read.protects]}one " not in guarantee["sentence"]:
-            wrong.append("the card's sentence speaks of more than its guarantee protects")
+            wrong.append("the card's sentence names more than its guarantee protects")
         if card["steps_taken"] > card["steps"]:
-            wrong.append("the card says that more steps were taken than were accounted for")
+            wrong.append("the card states more steps taken than accounted for")
     except InvalidInputError as error:
         return [f"the card's guarantee cannot be read ({error})"]
     except (KeyError, TypeError, IndexError, AttributeError):
-        return ["the card lacks what every card has"]
+        return ["the card lacks a required entry"]
     return wrong
 
 
@@ -181,7 +184,7 @@ def _recompute(card: Mapping[str, Any], problems: list[str], unchecked: list[str
     """ε of the card's event by the card's accountant; an ε that differs is a problem."""
     stated = card["guarantee"]
     if stated["status"] == "none":
-        unchecked.append("ε, as the card promises none")
+        unchecked.append("ε, as the card states no guarantee")
         return None
     accounted = card.get("accounting")
     if not isinstance(accounted, dict) or accounted.get("event") is None:
@@ -196,7 +199,7 @@ def _recompute(card: Mapping[str, Any], problems: list[str], unchecked: list[str
         problems.append(f"ε cannot be computed from the card ({error})")
         return None
     if name_event(event) != stated["event"]:
-        problems.append("the card's event is another one than its sentence says")
+        problems.append("the card's event differs from the one that its guarantee names")
     said = math.inf if stated["epsilon"] is None else float(stated["epsilon"])
     if accounted["delta"] > stated["delta"] or not math.isclose(found, said, rel_tol=CLOSE):
         problems.append(f"the card states ε = {stated['epsilon']} and its event costs {found:.6g}")

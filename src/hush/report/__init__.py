@@ -4,7 +4,7 @@
 >>> hush.write_report("run").private  # the folder of `hush train --out run`  # doctest: +SKIP
 PosixPath('run/private/report.html')
 
-In scope: charts and pages drawn from stores, releases, plans and audits. What a release says of its own privacy, and
+In scope: charts and pages drawn from stores, releases, plans and audits. The privacy card of a release, and
 its page for people, is `hush.release`. What draws a page is imported when a page is written.
 """
 
@@ -26,7 +26,7 @@ _log = logging.getLogger("hush")
 
 @dataclass(frozen=True)
 class WrittenReport:
-    """Where a report was written, and what it found.
+    """The paths of a report and its results.
 
     ``private`` is the second page of a run, for the owner of the data alone; None for a store. ``findings`` are the
     sentences at the top of the page, and ``counts`` the runs of a store by their outcome."""
@@ -58,7 +58,7 @@ def write_report(
         out: the file to write; report.html (.md, .tex) unless given, for a run in its own directory.
         format: ``html``, ``markdown`` (with its figures as files) or ``latex`` (a table); a run is always html.
         audits: a file of `hush audit --store` or `--update`, for a store; audit.jsonl in or next to it unless given.
-        tell: called with a sentence if the private page cannot be written.
+        notify: called with a sentence if the private page cannot be written.
     """
     choice(tuple(NAMES), format=format)
     source, page = Path(path), None if out is None else Path(out)

@@ -1,4 +1,4 @@
-"""The page of `hush audit --page`: what an audit saw."""
+"""The page of `hush audit --page`: the scores, errors and bounds of an audit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from hush.accounting.gaussian import gaussian_epsilon
 from hush.accounting.guarantee import Guarantee, rounded_down, rounded_up
 from hush.accounting.tradeoff import curve_of_guarantee
 from hush.audit.audit import CHOOSING, Audit, Scores
-from hush.audit.bounds import PRINTED, SMALLEST_P, WOLF, Errors, Verdict, bound_epsilon, bound_mu, count_errors
+from hush.audit.bounds import (
+    FALSE_REFUTATIONS,
+    PRINTED,
+    SMALLEST_P,
+    Errors,
+    Verdict,
+    bound_epsilon,
+    bound_mu,
+    count_errors,
+)
 from hush.report.page import Chart, Page, Section, compare_lines, render_report
 from hush.report.svg import Axis, Dot, Series, draw_lines
 
@@ -21,10 +30,10 @@ def render_audit(audit: Audit, method: str) -> str:
     """The whole page, about the last claim: the claimed one if there is one in addition to the proven."""
     verdict, claim = audit.verdicts[-1], audit.claims[-1]
     if verdict.refuted:
-        found = f"It was right too often for what is {verdict.status}: the claim does not hold."
+        found = f"It was right more often than the {verdict.status} ε allows: the claim does not hold."
     else:
         found = (
-            f"It was not right more often than what is {verdict.status} allows. That proves nothing: a better "
+            f"It was not right more often than the {verdict.status} ε allows. That proves nothing: a better "
             "adversary may see more."
         )
     others = [
@@ -42,7 +51,7 @@ def render_audit(audit: Audit, method: str) -> str:
             Section(
                 "figures",
                 "What the adversary saw",
-                "A point or a bar says its numbers.",
+                "The title of a point or a bar shows its numbers.",
                 (
                     _draw_scores(audit.scores),
                     _draw_curve(audit.scores, claim, verdict),
@@ -102,7 +111,7 @@ def _draw_curve(scores: Scores, claim: Guarantee, verdict: Verdict) -> Chart:
     seen = _count_later(scores)
     series = []
     for confidence, name in (
-        (1 - WOLF / verdict.comparisons, "verdict's confidence (lighter)"),
+        (1 - FALSE_REFUTATIONS / verdict.comparisons, "verdict's confidence (lighter)"),
         (PRINTED, f"{100 * PRINTED:g} % (darker)"),
     ):
         alpha, beta = (float(side) for side in errors.region(confidence))
@@ -125,7 +134,7 @@ def _draw_curve(scores: Scores, claim: Guarantee, verdict: Verdict) -> Chart:
         "A release with the claimed curve forces every adversary to make errors on or above it. Dotted: what was "
         "counted at every threshold. Shaded: where the true errors lie at the one threshold that was fixed "
         "beforehand. The claim is refuted where the whole lighter region lies below the curve; that takes "
-        f"{100 * (1 - WOLF):g} % after allowing for every comparison."
+        f"{100 * (1 - FALSE_REFUTATIONS):g} % after allowing for every comparison."
     )
     accused = Axis("false positives: accused, and was not there", holds=(0.0, 1.0))
     svg = draw_lines(title, accused, Axis("false negatives: missed", holds=(0.0, 1.0)), series)

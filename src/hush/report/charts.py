@@ -155,7 +155,7 @@ def _list_rows(group: Group, rate: float, name: str, other: float) -> list[Row]:
 
 
 def _find(group: Group, rate: float, name: str, other: float) -> Setting | None:
-    """Of the settings in this cell the best one; None where it is empty."""
+    """The best setting of a cell; None if it is empty."""
     settings = group_settings(_list_rows(group, rate, name, other))
     return max(settings, key=lambda setting: _score(group, setting)) if settings else None
 
@@ -180,7 +180,7 @@ def _make_cell(group: Group, rate: float, name: str, other: float, setting: Sett
 
 
 def _shade(value: float, metric: str) -> tuple[float, str]:
-    """The colour's value, where more is better, and what is written in the cell."""
+    """The value of the colour (larger is better) and the text of the cell."""
     if metric == "accuracy":
         return value, f"{100 * value:.1f}"
     power = math.log10(value) if value > 0 else -math.inf
@@ -245,7 +245,7 @@ def _list_points(row: Row, name: str) -> list[tuple[float, float]]:
 
 
 def read_confusion(record: Any, name: str = "confusion") -> list[list[float]] | None:
-    """A square matrix of counts; None where the record holds none."""
+    """A square matrix of counts; None if the record does not have one."""
     found = record.get(name)
     if not isinstance(found, list) or not 2 <= len(found) <= MOST_CLASSES:
         return None

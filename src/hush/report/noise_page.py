@@ -42,7 +42,7 @@ SIGNS = "Blue is added, red is taken away; small entries are drawn stronger than
 
 
 def draw_noise(groups: Sequence[Group]) -> tuple[list[Section], list[str]]:
-    """The noise of each correlated method, once for a problem, and what is to be said of those not shown."""
+    """The noise of each correlated method, once per problem, and notes on the methods that are not shown."""
     charts: list[Chart] = []
     notes: list[str] = []
     seen: set[tuple[Any, ...]] = set()
@@ -105,7 +105,7 @@ def rebuild_plan(
 
 
 def draw_plan(plan: Plan) -> Iterator[Chart]:
-    """The noise that adds up and, where it is correlated, C and C⁻¹."""
+    """The accumulated noise and, if it is correlated, C and C⁻¹."""
     yield _draw_deviation(plan)
     if isinstance(plan.noise, Independent) or plan.steps > MOST_STEPS:
         return
@@ -146,7 +146,7 @@ def _draw_matrix(title: str, matrix: Array, across: str, down: str, say: str) ->
 
 
 def reduce_matrix(matrix: Array, high: int, wide: int) -> Array:
-    """The entry of largest size in each block of so many rows and columns."""
+    """The entry of largest absolute value in each block of ``size`` rows and columns."""
     padded = np.pad(matrix, [(0, -matrix.shape[0] % high), (0, -matrix.shape[1] % wide)])
     tiles = padded.reshape(padded.shape[0] // high, high, padded.shape[1] // wide, wide)
     most, least = tiles.max(axis=(1, 3)), tiles.min(axis=(1, 3))
@@ -177,7 +177,7 @@ class NoiseView:
     poisson: Plan  # on Poisson batches: DP-SGD
     strategy: Array  # C
     inverse: Array  # C⁻¹
-    corner: int | None  # how many steps the matrices show, where it is not all
+    corner: int | None  # the number of steps that the matrices show; None for all
     steps: Steps  # of the curves
     accumulated: Array  # standard deviation, at those steps
     each: Array  # standard deviation of the noise of each of those steps
@@ -203,7 +203,7 @@ class NoiseView:
 
 
 def view_noise(plan: Plan) -> NoiseView:
-    """Look at a plan's noise; the plan's ε is what independent noise is calibrated to."""
+    """The view of a plan's noise; independent noise for comparison is calibrated to the plan's ε."""
     if not plan.adds_noise:
         raise InvalidInputError(f"method '{plan.method}' adds no noise: there is nothing to show")
     structure, epsilon = plan.noise.structure, plan.guarantee().epsilon
@@ -274,7 +274,7 @@ def render_page(view: NoiseView) -> str:
             plan.guarantee().sentence(),
         ],
         sections=[
-            Section("noise", "The noise over the steps", "A point, a bar or a cell says its numbers.", _draw_all(view))
+            Section("noise", "The noise over the steps", "Each mark has a title with its numbers.", _draw_all(view))
         ],
         command="hush noise show",
         facts=[(name, f"{value:.4g}") for name, value in facts.items()],

@@ -29,13 +29,13 @@ UNSAFE: dict[str, str | int | None] = {
     "\u2028": "\\u2028",
     "\u2029": "\\u2029",
 }
-MOST_READ = 60  # points of a line in `compare_lines` that say their numbers
+MOST_READ = 60  # points of a line in `compare_lines` that show their numbers
 Place = tuple[str, tuple[str, ...], tuple[str, ...]]  # problem, methods, epsilons
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart and its data; ``problem``, ``methods`` and ``epsilons`` are what filters find it by."""
+    """A chart and its data; filters select it by ``problem``, ``methods`` and ``epsilons``."""
 
     title: str
     svg: str
@@ -100,7 +100,7 @@ class TableCell:
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row of the first table, and what filters find it by."""
+    """A row of the first table, and the values that filters select it by."""
 
     cells: tuple[TableCell, ...]
     problem: str = ""
@@ -110,7 +110,7 @@ class TableRow:
 
 @dataclass(frozen=True)
 class DownloadTable:
-    """Data for a download: columns, rows, and what filters find each row by."""
+    """Data for a download: columns, rows, and the values that filters select each row by."""
 
     columns: tuple[str, ...] = ()
     rows: tuple[tuple[Any, ...], ...] = ()
@@ -140,7 +140,7 @@ class Page:
 
     @property
     def runs_columns(self) -> tuple[str, ...]:
-        """Empty where there is no table of runs."""
+        """Empty if there is no table of runs."""
         return self.runs.columns
 
 
@@ -173,7 +173,7 @@ def embed_json(value: Any) -> str:
 
 
 def _pack_chart(chart: Chart, number: int) -> dict[str, Any]:
-    """The chart itself has a place of its own, where it is not escaped as JSON."""
+    """The SVG is stored separately, where it is not escaped as JSON."""
     return {**{name: value for name, value in vars(chart).items() if name != "svg"}, "svg": f"figure-{number}"}
 
 

@@ -58,7 +58,7 @@ def render_markdown(page: Page, folder: str) -> tuple[str, dict[str, str]]:
 
 
 def _escape_text(text: str) -> str:
-    """A line or cell of Markdown that shows the text as it is: no tag, link or emphasis begins in it."""
+    """Escape text for a line or cell of Markdown: it starts no tag, link or emphasis."""
     shown = make_printable(text).replace("&", "&amp;").replace("<", "&lt;")
     return re.sub(r"([\\`*_\[\]#|])", r"\\\1", shown)
 
@@ -108,7 +108,7 @@ def _head_epsilon(epsilon: str) -> str:
 
 
 def _find_best(groups: Sequence[Group]) -> Group | None:
-    """Of those with a proven ε; of all where nothing is private, which compares like with like too."""
+    """The best of the groups with a proven ε; of all groups without privacy if none is proven."""
     fair = [g for g in groups if g.status == "proven"] or [g for g in groups if g.status == "none"]
     sign = 1.0 if groups and groups[0].metric == "accuracy" else -1.0
     return max(fair, key=lambda g: sign * (g.chosen.mean or 0.0) if g.chosen else -math.inf, default=None)
@@ -125,7 +125,7 @@ def _draw_mean(group: Group | None, best: Group | None) -> str:
 
 
 def _list_footnotes(groups: Sequence[Group]) -> list[str]:
-    """As comments: how good a figure is and what it was chosen from."""
+    """Comments with the precision of the numbers and what they were chosen from."""
     units = "% test accuracy in %, or test loss; mean ± standard deviation over seeds of the best setting"
     lines = [units, "% an ε is that of one run alone and proven, unless a superscript says otherwise"]
     for g in groups:
@@ -136,5 +136,5 @@ def _list_footnotes(groups: Sequence[Group]) -> list[str]:
 
 
 def escape_latex(text: str) -> str:
-    """Text that LaTeX prints as it is."""
+    """Escape text for LaTeX."""
     return "".join(LATEX.get(character, character) for character in make_printable(text))

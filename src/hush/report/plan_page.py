@@ -1,4 +1,4 @@
-"""The page of `hush plan --out`: what batch size, epochs and ε buy. A figure is a function in `FIGURES` below."""
+"""The page of `hush plan --out`: the effect of batch size, epochs and ε. A figure is a function in `FIGURES` below."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PlanRow:
     epsilon: float
     epochs: float
     plan: Plan
-    weights: int | None = None  # of the model, where it is known
+    weights: int | None = None  # number of weights of the model, if known
     minutes: float | None = None
 
     @property
@@ -56,7 +56,7 @@ class PlanRow:
 
     @property
     def step_noise(self) -> float:
-        """Noise on the mean gradient of a batch, in clips: its length, or in one weight where d is not known."""
+        """Noise on the mean gradient of a batch in units of the clip: its length, or in one weight if d is unknown."""
         return self.plan.noise_std * self.spread / self.plan.divisor
 
     @property
@@ -72,7 +72,7 @@ def plan_grid(
     notify: Notify = lambda text: None,
     **chosen: Any,
 ) -> Iterator[PlanRow]:
-    """A prospect for every (ε, batch size, epochs) that the method can do; refused only where it can do none."""
+    """A row for every (ε, batch size, epochs) that the method supports; raises if it supports none."""
     accounts, refusal, found = Accounts(find_cache() / "accounts"), None, False
     rows = list(grid)
     for number, (epsilon, batch, epochs) in enumerate(rows):
@@ -123,16 +123,16 @@ def choose(prospects: Sequence[PlanRow], epsilon: float) -> PlanRow:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What changing one thing at the recommended row buys: run noise as it is, and after the change."""
+    """The noise of the run at the recommended row, and after changing one thing."""
 
     chosen: PlanRow
-    double_batch: PlanRow | None  # None where the data have no room for it
+    double_batch: PlanRow | None  # None if the data are too few for it
     double_epsilon: PlanRow
     curve: tuple[tuple[float, float, float], ...]  # (ε, run noise of the method, run noise of correlated noise)
 
     @property
     def crossing(self) -> float | None:
-        """The smallest ε of the curve from which on correlated noise wins by the margin; None where it never does."""
+        """The smallest ε of the curve above which correlated noise is better by the margin; None if it never is."""
         wins = [MARGIN * correlated < own for _, own, correlated in self.curve]
         first = next((i for i in range(len(wins)) if all(wins[i:])), None)
         return None if first is None else self.curve[first][0]
@@ -154,7 +154,7 @@ def nearby_plans(
         grid, given = [(epsilon, batch, chosen.epochs)], options if name == method else {}
         return charge(replace(next(plan_grid(name, setting, grid, **given)), weights=chosen.weights))
 
-    notify("beside the recommended row")
+    notify("comparing with the recommended row")
     batch, wide = chosen.batch_size, 2 * chosen.batch_size <= setting.examples
     curve = tuple(
         (epsilon, at(epsilon, batch).run_noise, at(epsilon, batch, CORRELATED).run_noise) for epsilon in EPSILONS
@@ -163,11 +163,11 @@ def nearby_plans(
     return Sensitivity(chosen, double, at(2 * chosen.epsilon, batch), curve)
 
 
-# The table and the advice of `hush plan` in words.
+# The table and the advice of `hush plan` as text.
 
 
 def name_columns(row: PlanRow) -> tuple[list[str], str]:
-    """The columns of the table, and what the noise in them means."""
+    """The columns of the table, and the definition of the noise in them."""
     columns = ["", "ε", "batch", "epochs", "steps", "σ", "noise of a batch", "of the run"]
     run = (
         "over the steps, root mean square, as a share of the most that the gradients can add up to, which is one clip "
@@ -181,7 +181,7 @@ def name_columns(row: PlanRow) -> tuple[list[str], str]:
         )
     else:
         meaning = (
-            f"Noise beside the signal, over {row.weights} weights. Of a batch: length of the noise on the mean "
+            f"Noise compared with the signal, over {row.weights} weights. Of a batch: length of the noise on the mean "
             "gradient, where the mean of clipped gradients is at most 1 long. Of the run: length of the noise that "
             f"has added up {run}"
         )
@@ -220,7 +220,7 @@ def explain_outlook(outlook: Sensitivity) -> list[str]:
 
 
 def _describe_crossing(outlook: Sensitivity) -> str:
-    """From where on noise that cancels over steps leaves clearly less than this method's."""
+    """The ε above which correlated noise is clearly smaller than this method's."""
     name = outlook.chosen.plan.method
     if name == CORRELATED:
         return f"{CORRELATED} is itself noise that cancels over steps."
@@ -258,7 +258,7 @@ def render_plan(rows: Sequence[PlanRow], outlook: Sensitivity, setting: PlanConf
             Section(
                 "figures",
                 "What ε, batch size and epochs buy",
-                "A ring marks the recommended row; a point says its numbers.",
+                "A ring marks the recommended row; the title of a point shows its numbers.",
                 tuple(draw(rows, outlook) for draw in FIGURES),
             )
         ],
@@ -278,8 +278,8 @@ def render_plan(rows: Sequence[PlanRow], outlook: Sensitivity, setting: PlanConf
 
 def _draw_run_noise(rows: Sequence[PlanRow], outlook: Sensitivity) -> Chart:
     say = (
-        "What is left between two lines of one colour is what epochs buy; a step to the right is what doubling the "
-        "batch buys. A line that has become flat buys nothing more."
+        "The distance of two lines of one colour is the effect of epochs; a step to the right doubles the "
+        "batch. Where a line is flat, a larger batch has no further effect."
     )
     return _draw_over_batches("Noise of the whole run", rows, outlook.chosen, "run_noise", _name_share(outlook), say)
 

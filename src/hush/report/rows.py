@@ -1,7 +1,7 @@
-"""A store of runs, or a file of records, as plain rows for a report. Whatever cannot be read is a row that says so.
+"""A store of runs, or a file of records, as rows for a report. A record that cannot be read is a row with the reason.
 
-Only what a record and its line an epoch hold is read, never the private part of a run, and never a checkpoint (it holds
-the run's secret): of a run that is not finished, its key alone is known.
+Only records and their lines per epoch are read, never the private part of a run, and never a checkpoint (it holds the
+run's secret): of an unfinished run only its key is known.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OUTCOMES = (*ENDED, *NOT_READ)
 
 @dataclass(frozen=True)
 class Row:
-    """One run: its record, its curve, and in ``outcome`` one of `OUTCOMES`; ``reason`` says why it is not finished."""
+    """One run: its record, its curve, and in ``outcome`` one of `OUTCOMES`; ``reason`` is why it is not finished."""
 
     key: str
     outcome: str
@@ -64,12 +64,12 @@ class Row:
 
     @property
     def status(self) -> str:
-        """Where its ε comes from; empty where the record does not say."""
+        """The origin of its ε; empty if the record does not state it."""
         return str(self.record.get("status", ""))
 
     @property
     def accounted(self) -> str:
-        """The status of the formula that its ε is from: proven, too, where the ε is claimed for fast arithmetic."""
+        """The status of the formula of its ε; also proven if the ε is claimed only for its fast arithmetic."""
         fast = self.status == "claimed" and self.config.get("arithmetic") == "fast"
         return "proven" if fast else self.status
 
@@ -86,7 +86,7 @@ class Row:
         return group_label(self.record)
 
     def number(self, name: str) -> float | None:
-        """A number of the record, of what was asked for, or of the method's options; None where there is none."""
+        """A number of the record, of its settings, or of the method's options; None if there is none."""
         return find_number(self.record, name)
 
     def score(self, part: str) -> float | None:
@@ -96,7 +96,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Audited:
-    """What an audit of a method measured, and what it says about the ε of this kind that is stated for it."""
+    """The measurement of an audit of a method, and its verdict on the stated ε of this kind."""
 
     method: str
     status: str
@@ -112,7 +112,7 @@ class Audited:
 
 @dataclass(frozen=True)
 class Reading:
-    """Everything that was read, and what is to be said about the reading."""
+    """Everything that was read, and notes about reading it."""
 
     name: str
     rows: tuple[Row, ...]
@@ -186,7 +186,7 @@ def _read_curve(lines: Iterable[str]) -> tuple[tuple[Mapping[str, Any], ...], st
 
 
 def make_row(key: str, record: Any, curve: Iterable[Mapping[str, Any]] = (), folder: Path | None = None) -> Row:
-    """The row of a record, whatever is in it."""
+    """The row of a record with any content."""
     if not isinstance(record, dict):
         return Row(key, "unreadable", "its record is no JSON object", {})
     if record.get("format", FORMAT) != FORMAT:
@@ -224,15 +224,15 @@ def _read_line(number: int, line: str) -> Row:
     return make_row(str(held.get("key", f"line {number}")), record, curve if isinstance(curve, list) else ())
 
 
-# What audits said about the methods of a store: a file that was named, or `audit.jsonl` in the store or beside it.
+# Results of audits for the methods of a store: a named file, or `audit.jsonl` in the store or in its parent folder.
 #
 # The file is one that `hush audit --store` keeps (an audit a line), or `hush audit --update` (what was refuted).
 
-NAME = "audit.jsonl"  # what `hush audit --all` writes where no store is named
+NAME = "audit.jsonl"  # the file that `hush audit --all` writes without --store
 
 
 def find_audit_results(source: Path, named: Path | None) -> tuple[Audited, ...]:
-    """Those of the file that was named; else of that in the store or in the folder that it is in; else none."""
+    """The audits of the named file; else of the file in the store or in its parent folder; else none."""
     if named is not None and not named.is_file():
         raise InvalidInputError(f"there is no file '{named}': name one that hush audit --store or --update has written")
     places = (source / NAME, source.resolve().parent / NAME) if named is None else (named,)

@@ -1,4 +1,4 @@
-"""The report of a store: what was found, every group of runs, every figure, and what did not finish."""
+"""The report of a store: the findings, every group of runs, every figure, and the unfinished runs."""
 
 from __future__ import annotations
 

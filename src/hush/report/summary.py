@@ -21,7 +21,7 @@ from hush.report.rows import CARD, Audited, Reading, Row
 
 
 def _with_event(row: Row) -> Mapping[str, Any]:
-    """The record of a run, with the event of its privacy card where it has none of its own."""
+    """The record of a run, with the event of its privacy card if it has no event."""
     if row.folder is None or read_event(row.record.get("event")) is not None:
         return row.record
     try:
@@ -68,11 +68,11 @@ class Group:
     metric: str
     rows: tuple[Row, ...]
     settings: tuple[Setting, ...]
-    chosen: Setting | None  # the best setting; None where nothing finished
+    chosen: Setting | None  # the best setting; None if no run finished
     best: Row | None  # the best run, by the same part
     chosen_by: str  # "validation" or "test"
     price: ChoicePrice
-    audited: Audited | None  # by an audit that refuted what was stated, or by that which measured most
+    audited: Audited | None  # the audit that refuted the stated ε, or the one that measured the largest
 
     def count(self, outcome: str) -> int:
         """How many of its runs have ended so."""
@@ -103,7 +103,7 @@ def order_epsilon(label: str) -> tuple[float, str]:
 
 
 def group_settings(rows: Iterable[Row]) -> tuple[Setting, ...]:
-    """Runs with one configuration, whatever their seeds, together."""
+    """Group runs with one configuration and any seeds."""
     found: dict[str, list[Row]] = {}
     for row in rows:
         text = {name: value for name, value in row.config.items() if name != "seed"}

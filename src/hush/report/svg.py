@@ -1,5 +1,5 @@
-"""Charts as SVG text: lines with error bars, bands and bars, dots in rows, grids of cells, matrices. Every point says
-in a title what it is.
+"""Charts as SVG text: lines with error bars, bands and bars, dots in rows, grids of cells, matrices. Every point has
+a title that describes it.
 
 All texts are escaped here. Colours are CSS variables, so that one chart serves both themes; a chart in its own file
 gets those of the light one. Kinds of ε differ in dash, marker and label, not in colour alone.
@@ -38,7 +38,7 @@ LIGHT = {
             ("#1f5fa8", "#b3401f", "#2e7d4f", "#7b4fa6", "#8a6100", "#0f7c86", "#a8326e", "#55606b")
         )
     },
-}  # what the page's variables are in its light theme
+}  # the page's variables in its light theme
 BASE = """
 text{fill:var(--ink);font:11px system-ui,-apple-system,'Segoe UI',Arial,sans-serif}
 .name{font-size:12px;text-anchor:middle}.grid{stroke:var(--line);stroke-width:.7}
@@ -52,7 +52,7 @@ text{fill:var(--ink);font:11px system-ui,-apple-system,'Segoe UI',Arial,sans-ser
 @dataclass(frozen=True)
 class Axis:
     """The title with its unit, and the scale; ``percent`` shows shares in %, ``marks`` are ticks in the place of round
-    values (of an axis across), and ``holds`` are values that lie on the axis whatever the data are."""
+    values (of an axis across), and ``holds`` are values that always lie on the axis."""
 
     title: str
     log: bool = False
@@ -63,7 +63,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Dot:
-    """A point, half the length of its error bar, and what it says of itself."""
+    """A point, half the length of its error bar, and its title."""
 
     x: float
     y: float
@@ -73,7 +73,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Series:
-    """A line; ``status`` decides dash and marker, ``method`` is what a filter finds it by. Without ``dots`` the points
+    """A line; ``status`` decides dash and marker, filters select it by ``method``. Without ``dots`` the points
     are seen under the pointer only."""
 
     name: str
@@ -167,7 +167,7 @@ def draw_dots(title: str, across: Axis, down: Axis, series: Sequence[Series]) ->
 
 
 def make_standalone(svg: str) -> str:
-    """The chart as a file of its own, with the colours of the light theme in it."""
+    """The chart as a standalone file, with the colours of the light theme."""
     ground = f'<style>{BASE}</style><rect width="100%" height="100%" fill="{LIGHT["paper"]}"/><g '
     return re.sub(r"var\(--(\w+)\)", lambda found: LIGHT[found[1]], svg.replace("<g ", ground, 1))
 
@@ -181,7 +181,7 @@ def _name_axes(across: Axis, down: Axis, middle: float, bottom: float, height: f
 
 
 def wrap(title: str, height: float, inside: str) -> str:
-    """A whole picture of what is inside."""
+    """An SVG element around the content."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}" '
         f'height="{height:.0f}" role="img" aria-label="{text_of(title)}"><g class="all">{inside}</g></svg>'
@@ -215,7 +215,7 @@ def _round_step(step: float) -> float:
 
 @lru_cache(maxsize=256)
 def _log_ticks(low: float, high: float, most: int) -> tuple[float, ...]:
-    """Powers of ten; with 2 and 5 between them where there is room."""
+    """Powers of ten, and 2 and 5 times these if there is room."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for digits in ((1, 2, 5), (1, 3), (1,)):
         ticks = [digit * 10.0**power for power in powers for digit in digits]
@@ -352,12 +352,12 @@ def shorten(name: str, most: int) -> str:
 # Grids of cells as SVG text: heatmaps and matrices.
 
 TURN = 0.6  # of the values' range: above it text is light on dark, in the dark theme the other way round
-LOWEST = 130.0  # height of a grid, so that there is room for the name beside it
+LOWEST = 130.0  # smallest height of a grid, with room for the name at its side
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a grid: a value, or none and a reason that is hatched over it."""
+    """A cell of a grid: a value, or None and a reason, which is drawn hatched."""
 
     value: float | None
     label: str
@@ -377,7 +377,8 @@ def draw_cells(
 ) -> str:
     """A grid of cells, coloured by value; the best has a frame and a star, what diverged is hatched.
 
-    ``scale`` is what is palest and what is darkest, for grids that are compared; that of the values otherwise.
+    ``scale`` is the value of the palest and of the darkest colour, for grids that are compared; by default the range of
+    the values.
     """
     left = 22 + max(30, min(110, 6 * max((min(len(name), 16) for name in rows), default=4)))
     wide = (WIDTH - left - RIGHT) / max(1, len(columns))
@@ -429,7 +430,7 @@ def _draw_cell(cell: Cell, x: float, y: float, wide: float, high: float, share: 
 
 
 def _shade(share: float) -> float:
-    """How much of the strong colour: it grows with the share, and leaves out the middle, where no text reads well."""
+    """The share of the strong colour: it grows with ``share`` and skips the middle, where text is hard to read."""
     return 0.04 + 0.38 * share / TURN if share <= TURN else 0.76 + 0.24 * (share - TURN) / (1 - TURN)
 
 
@@ -446,7 +447,7 @@ def _spaced(length: float, step: float) -> list[float]:
 def draw_matrix(
     title: str, across: Axis, down: Axis, columns: Sequence[int], rows: Sequence[int], values: Sequence[Sequence[float]]
 ) -> str:
-    """The entries of a matrix: one colour for what is added, one for what is taken away, and nothing where it is zero.
+    """The entries of a matrix: one colour for positive, one for negative, and none for zero entries.
 
     The colour is the square root of an entry's size, so that small ones are seen; titles hold the values.
     ``columns`` and ``rows`` are the numbers of its columns and rows.

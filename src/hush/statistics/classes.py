@@ -8,13 +8,13 @@ gradient is clipped, so they change no sensitivity (`hush.datasets.problem.Weigh
 
 **Class names** come from a stability histogram, whose proof follows.
 
-Which labels there are is a statistic of the rows: a label that only one person has must not become a class of a
-released model. So the labels are counted, the counts get Gaussian noise, and only labels whose noisy count is above a
-threshold are classes (Korolova, Kenthapadi, Mishra and Ntoulas, WWW 2009; Wilkins, Kifer, Zhang and Karrer, "Exact
+The set of labels is a statistic of the rows: a label that only one person has must not become a class of a released
+model. So the labels are counted, the counts get Gaussian noise, and only labels whose noisy count is above a threshold
+are classes (Korolova, Kenthapadi, Mishra and Ntoulas, WWW 2009; Wilkins, Kifer, Zhang and Karrer, "Exact
 privacy analysis of the Gaussian sparse histogram mechanism", 2024).
 
-**Contribution.** Every unit counts one label with weight 1: the commonest of its rows, by ties the first in the order
-of the text, which depends on no other unit.
+**Contribution.** Every unit counts one label with weight 1: the most frequent of its rows, the first in the order of
+the text if several are equally frequent. It depends on no other unit.
 
 **Noise.** Only labels that occur are counted, and each count gets independent noise of standard deviation s = σΔ, with
 Δ = 1 under add-remove and zero-out adjacency and Δ = √2 under replace (`hush.statistics.histogram` with one column).
@@ -34,10 +34,10 @@ with probability p = P(1 + sZ + rounding ≥ τ) ≤ P(Z ≥ Φ⁻¹(1 − δ′
    P̃(S) ≤ e^ε Q(S) + δ and Q(S) ≤ e^ε P̃(S) + δ. As P(S) ≤ p + (1 − p)·P̃(S), P(S) ≤ e^ε Q(S) + δ + p. As
    P(S) ≥ (1 − p)·P̃(S) and e^ε P̃(S) ≥ Q(S) − δ, Q(S) − e^ε P(S) ≤ Q(S) − (1 − p)(Q(S) − δ) ≤ p + δ.
 
-Under replace adjacency a label may leave and another one come. Labels that both have move the counts by at most √2, and
-the two others are left out with the same probability 1 − p on either side, so that the same inequality holds with p
-once. In every case the release is Gaussian(σ) and loses δ′ at any ε: the event of the plan holds the first, its δ the
-second. Training composes with it: the classes are an output like any other.
+Under replace adjacency one label may be removed and another added. Labels that occur in both change the counts by at
+most √2, and the two others are left out with the same probability 1 − p on either side, so that the same inequality
+holds with p once. In every case the release is Gaussian(σ) and loses δ′ at any ε: the event of the plan includes the
+first, its δ the second. Training composes with it: the classes are one more output.
 
 Rows whose label is no class stay in the data with a loss of zero. The number of examples N, the sampling rate q and the
 divisor do not change, so none of them depends on what was released.
@@ -64,7 +64,7 @@ from hush.data_source import as_source
 from hush.errors import DataError, InvalidInputError
 from hush.randomness import Secret
 from hush.statistics.histogram import (
-    PIECE,
+    CHUNK,
     Cells,
     HistogramNoise,
     Numbers,
@@ -140,7 +140,7 @@ class ClassNoise:
 
     @property
     def lost(self) -> float:
-        """The part of δ that the event does not know: δ′ and the end of the noise's tails."""
+        """The part of δ that the event does not include: δ′ and the end of the noise's tails."""
         return self.counts.lost + self.alone
 
 
@@ -184,12 +184,12 @@ def plan_class_names(
 
 
 def count_labels(codes: Cells, size: int, units: ArrayLike | None = None) -> Numbers:
-    """How many units have each label: one for each unit, the commonest of its rows, by ties the first."""
+    """The number of units with each label: each unit counts the most frequent label of its rows, by ties the first."""
     if units is None:
         return np.bincount(codes, minlength=size).astype(np.float64)
     _, unit = np.unique(np.asarray(units), return_inverse=True)
     if len(unit) != len(codes):
-        raise InvalidInputError("the units are not as many as the rows: give the unit of each row, in their order")
+        raise InvalidInputError("the number of units differs from the number of rows: give the unit of every row")
     pairs, often = np.unique(np.stack([unit.reshape(-1), codes]), axis=1, return_counts=True)
     order = np.lexsort((pairs[1], -often, pairs[0]))  # by unit, the commonest label first, then by its place
     chosen = order[np.unique(pairs[0][order], return_index=True)[1]]
@@ -226,6 +226,6 @@ def unpack_classes(values: Values) -> dict[str, float]:
 
 def _read_codes(rows: Any) -> NDArray[np.int64]:
     source = as_source(rows)
-    starts = range(0, len(source), PIECE)
-    found = [source.take(torch.arange(s, min(s + PIECE, len(source))))[-1].cpu().numpy() for s in starts]
+    starts = range(0, len(source), CHUNK)
+    found = [source.take(torch.arange(s, min(s + CHUNK, len(source))))[-1].cpu().numpy() for s in starts]
     return np.concatenate(found).astype(np.int64)

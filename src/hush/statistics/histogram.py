@@ -5,7 +5,7 @@ value is missing. Its vector v over all cells of all columns is zero or above, a
 ‖v‖ ≤ √K. Where a unit has m rows, each has the weight 1/m: the unit's vector is a mean of such v, so its norm is at
 most √K by convexity, and its entries are zero or above. The sum over units then moves, in the L2 norm,
 
-- by ‖v‖ ≤ √K when a unit comes, goes, or is zeroed (add-remove, zero-out);
+- by ‖v‖ ≤ √K when a unit is added, removed or zeroed (add-remove, zero-out);
 - by ‖v − v'‖ = √(‖v‖² + ‖v'‖² − 2⟨v, v'⟩) ≤ √(2K) when it is replaced, as ⟨v, v'⟩ ≥ 0; two rows that share no cell
   attain it.
 
@@ -49,7 +49,7 @@ PER_COLUMN: Mapping[Adjacency, float] = {"add-remove": 1.0, "zero-out": 1.0, "re
 ROUNDED = 1 + 2.0**-40  # more than the products of the standard deviations can lose
 FINEST = 2.0**-24  # of a weight
 MOST_UNITS = 2**28
-PIECE = 1 << 20  # rows at a time
+CHUNK = 1 << 20  # rows at a time
 
 Cells = NDArray[np.int64]
 Numbers = NDArray[np.float64]
@@ -119,10 +119,10 @@ def weigh_units(units: ArrayLike) -> Numbers:
 def count_cells(cells: Cells, size: int, weights: Numbers | None = None) -> Numbers:
     """The weight in each of ``size`` cells; a cell of −1 is ignored."""
     if weights is not None and len(weights) != len(cells):
-        raise InvalidInputError("the units are not as many as the rows: say of each row whose it is, in their order")
-    met = cells >= 0
-    if not met.all():
-        cells, weights = cells[met], None if weights is None else weights[met]
+        raise InvalidInputError("the number of units differs from the number of rows: give the unit of every row")
+    counted = cells >= 0
+    if not counted.all():
+        cells, weights = cells[counted], None if weights is None else weights[counted]
     if len(cells) and int(cells.max()) >= size:
         raise InvalidInputError(f"a cell has the number {int(cells.max())}, and there are {size}")
     return np.bincount(cells, weights, size).astype(np.float64)

@@ -1,14 +1,13 @@
-"""Figures people trust, of predictions on rows that were not trained on; pure functions of arrays.
+"""Metrics of predictions on rows that were not trained on; pure functions of arrays.
 
 Accuracy alone can mislead. So it comes with the accuracy of always predicting the most common class, balanced accuracy
 (the mean recall), AUC (for several classes: the mean over one against the rest), log-loss, recall per class, the
 confusion matrix and a short verdict. For numbers: MAE, RMSE, R². They are scikit-learn's where it has them.
 
-All figures of classes follow from *counts* alone too (`from_counts`): a confusion matrix, and for each true class
-histograms of the scores. So noise on the counts is enough to release every figure privately. Sums over noisy cells are
-taken as they are, which leaves them unbiased; a total is floored at a public number before anything is divided by it,
-and a share is cut to [0, 1]. What histograms give (AUC and log-loss) knows scores only up to a bin: it is named in
-``approximate``.
+All metrics of classes can also be computed from *counts* (`from_counts`): a confusion matrix, and for each true class
+histograms of the scores. So noise on the counts is enough to release every metric privately. Sums over noisy cells are
+not clipped, so they are unbiased; a total is floored at a public number before dividing by it, and a share is clipped
+to [0, 1]. Metrics from histograms (AUC and log-loss) use scores only up to a bin: they are listed in ``approximate``.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class ClassificationMetrics:
 
     rows: float
     accuracy: float
-    commonest: float  # the accuracy of always saying the class that most rows have
+    commonest: float  # the accuracy of always predicting the most frequent class
     balanced_accuracy: float
     auc: float | None
     log_loss: float
@@ -87,7 +86,7 @@ class Counts:
 
 def judge_classes(probabilities: ArrayLike, labels: ArrayLike) -> ClassificationMetrics:
     """All figures from a row of class probabilities and a label for each row, exactly."""
-    from sklearn import metrics  # a second of importing, for those alone who judge
+    from sklearn import metrics  # importing takes a second
 
     shares, truth = _checked(probabilities, labels)
     if len(truth) == 0:

@@ -1,25 +1,25 @@
-"""Figures on held-out private rows, with noise: a confusion matrix and score histograms, from which all others follow.
+"""Noisy metrics of held-out private rows: a confusion matrix and score histograms, from which the others are computed.
 
 **Sensitivity.** Let a row with label y and prediction ŷ add the vector
 
     v = a·e[y, ŷ] + b·Σ_s e[y, s, bin of score s],   a = 1/√2,  b = 1/√(2S),
 
-to the matrix and the S histograms of its class together (S = 1 for two classes, else one score a class). Its cells
-are different ones, so ‖v‖² = a² + S·b² = 1; a row whose probabilities are not finite adds 0. The sum over rows then
+to the matrix and the S histograms of its class together (S = 1 for two classes, else one score per class). Its
+cells are distinct, so ‖v‖² = a² + S·b² = 1; a row whose probabilities are not finite adds 0. The sum over rows then
 moves, in the L2 norm,
 
-- by ‖v‖ ≤ 1 when a row comes, goes, or is zeroed (add-remove, zero-out);
+- by ‖v‖ ≤ 1 when a row is added, removed or zeroed (add-remove, zero-out);
 - by ‖v − v'‖ = √(‖v‖² + ‖v'‖² − 2⟨v, v'⟩) ≤ √2 when it is replaced, as all entries are zero or above and so is ⟨v, v'⟩;
   rows of two labels share no cell and attain it.
 
-What is released are the counts, that is the sum with each cell divided by its weight: noise of σ·Δ on the sum is noise
-of σ·Δ/a on a cell of the matrix and σ·Δ/b on a bin. With Δ = 1 or √2 the release is Gaussian(σ) under the adjacency it
-is asked for. Where a unit has m rows, each has the weight 1/m: the unit's vector is then a mean of such v, its norm at
-most 1 and its entries zero or above, so all of this holds for units.
+The counts are released, that is the sum with each cell divided by its weight: noise of σ·Δ on the sum is noise of σ·Δ/a
+on a cell of the matrix and σ·Δ/b on a bin. With Δ = 1 or √2 the release is Gaussian(σ) under its adjacency. If a unit
+has m rows, each has the weight 1/m: the unit's vector is then a mean of such v, its norm at most 1 and its entries zero
+or above, so all of this holds for units.
 
 Weights are rounded down and sums of them are exact, as in `hush.statistics.histogram`: no rounding depends on other
 rows. Noisy counts are rounded to the public grid of their noise (`hush.noise.base`).
-The number of rows is not released but as the sum of noisy cells.
+The number of rows is released only as the sum of noisy cells.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ ASSUMPTIONS = (
 
 @dataclass(frozen=True)
 class CountNoise:
-    """How much noise counts get: σ of the event, and the part of δ that the event does not know, at any ε."""
+    """The noise of the counts: σ of the event, and the part of δ that the event does not include, at any ε."""
 
     sigma: float
     lost: float

@@ -1,11 +1,12 @@
 """Ranges of numeric columns with noise, for encoding them: two rounds of histograms (`hush.statistics.histogram`).
 
 Round 1 counts every column on one public grid: a cell for each octave [2^k, 2^(k+1)) of either sign, k from −30 to 41,
-and one for what is smaller; what is larger goes into the last. The span of a column is from the first to the last cell
-whose noisy count is beyond what noise alone reaches in any cell of any column (with probability 0.99), and from there
-outwards as long as the next cell is probably not empty. Round 2 cuts every span into equal cells, what lies beyond it
-in the outermost, and trims from both ends what holds at most a small share of the units. All of this after the counts
-is post-processing: what it costs is the Gaussian of the counts, and a bad range costs accuracy alone.
+and one for smaller values; larger values are counted in the last cell. The span of a column is from the first to the
+last cell whose noisy count is above what noise alone reaches in any cell of any column (with probability 0.99), and
+from there outwards as long as the next cell is probably not empty. Round 2 divides every span into equal cells, counts
+values outside it in the outermost cells, and trims the cells at both ends that hold at most a small share of the units.
+Everything after the counts is post-processing: only the Gaussian of the counts costs privacy, and a bad range costs
+only accuracy.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from hush.data_source import as_source
 from hush.errors import InvalidInputError
 from hush.randomness import Secret
 from hush.statistics.histogram import (
-    PIECE,
+    CHUNK,
     Cells,
     HistogramNoise,
     Numbers,
@@ -44,15 +45,15 @@ LOWEST, HIGHEST = -30, 41  # octaves
 OCTAVES = HIGHEST - LOWEST + 1
 COARSE, FINE = 2 * OCTAVES + 1, 32  # cells
 SHARES = (0.6, 0.4)  # of 1/σ² for the two rounds
-FALSE_ALARM = 0.01  # that a cell that is empty counts as the end of some column's span
+FALSE_ALARM = 0.01  # probability that an empty cell is taken for the end of some column's span
 NEXT = 1.5  # standard deviations that a cell next to the span must have to belong to it
-SURE = 2.5  # standard deviations of noise that a sum from an end of a span must have, or nothing is in it
-ALONE = 3.5  # standard deviations of noise that a few cells must have to stand out
+SURE = 2.5  # standard deviations of noise that a sum from an end of a span must have to count as not empty
+ALONE = 3.5  # standard deviations of noise that a few cells must have to be significant
 LENGTHS = (1, 2, 4)  # of such cells
 TAIL = 0.01  # of the units, at either end of a range
 LEAST_COVERED = 0.2  # by a range before it is widened
 GAP = -0.9e38  # tables mark a missing value by a number below this one
-WINDOW = 5  # cells, where none stands out
+WINDOW = 5  # cells of the span if none is significant
 
 
 def calibrate_ranges(
@@ -75,7 +76,7 @@ def plan_ranges(
 
     ``population`` is the public number of units (rows, without ``units``, which gives the unit of every row)."""
     if not columns:
-        raise InvalidInputError("there is no numeric column without a range: leave --private-ranges out")
+        raise InvalidInputError("every numeric column has a range already: leave --private-ranges out")
 
     def release(secret: Secret) -> Values:
         found = find_ranges(rows, columns, noise, secret, population=population, units=units)
@@ -83,8 +84,8 @@ def plan_ranges(
 
     def content() -> Iterator[bytes]:
         yield repr((tuple(columns), population)).encode()
-        for piece in _read_pieces(rows, columns):
-            yield piece.tobytes()
+        for chunk in _read_chunks(rows, columns):
+            yield chunk.tobytes()
 
     return plan_histograms(KEY, NAME, noise, release, content, units)
 
@@ -127,13 +128,13 @@ def _count(
     weights: Numbers | None,
 ) -> Numbers:
     found, start = np.zeros((len(columns), size)), 0
-    for piece in _read_pieces(rows, columns):
-        own = None if weights is None else weights[start : start + len(piece)]
-        for total, values, cells_of in zip(found, piece.T, find_cells, strict=True):
+    for chunk in _read_chunks(rows, columns):
+        own = None if weights is None else weights[start : start + len(chunk)]
+        for total, values, cells_of in zip(found, chunk.T, find_cells, strict=True):
             total += count_cells(cells_of(values), size, own)
-        start += len(piece)
+        start += len(chunk)
     if weights is not None and len(weights) != start:
-        raise InvalidInputError("the units are not as many as the rows: say of each row whose it is, in their order")
+        raise InvalidInputError("the number of units differs from the number of rows: give the unit of every row")
     return found
 
 
@@ -148,7 +149,7 @@ def find_octaves(values: Numbers) -> Cells:
 
 
 def _cut_span(values: Numbers, span: tuple[float, float], size: int = FINE) -> Cells:
-    """The cell of each value where a span is cut into ``size`` equal ones, the outermost reaching to infinity."""
+    """The cell of each value, of ``size`` equal cells of a span; the outermost extend to infinity."""
     low, high = span
     place = np.clip(np.nan_to_num(values, nan=low), low, high)
     cells = np.minimum(((place - low) / (high - low) * size).astype(np.int64), size - 1)
@@ -156,7 +157,8 @@ def _cut_span(values: Numbers, span: tuple[float, float], size: int = FINE) -> C
 
 
 def _find_span(noisy: Numbers, std: float, columns: int) -> tuple[float, float]:
-    """From the first to the last octave that noise alone would not make, and on to neighbours that are hardly empty."""
+    """From the first to the last octave whose count noise alone would not reach, and neighbours that are probably not
+    empty."""
     beyond = float(ndtri(1 - FALSE_ALARM / (len(noisy) * columns))) * std
     sure = np.flatnonzero(noisy >= beyond)
     if len(sure):
@@ -169,7 +171,7 @@ def _find_span(noisy: Numbers, std: float, columns: int) -> tuple[float, float]:
 
 
 def _trim_span(noisy: Numbers, std: float, population: int, span: tuple[float, float]) -> tuple[float, float]:
-    """The span without the cells at either end that together hold at most the share ``TAIL``, as far as noise permits.
+    """The span without the cells at either end that together hold at most the share ``TAIL``, as far as noise shows.
 
     If the noise hides shares below q, the range is widened by 2q of what it covers on that side: cells that are not
     empty were trimmed."""
@@ -197,7 +199,7 @@ def _skip(noisy: Numbers, std: float, population: int) -> tuple[int, float]:
     for length in LENGTHS:
         sums = np.convolve(np.minimum(noisy, alone), np.ones(length), "valid")
         start, least = _find_above(sums, np.full(len(sums), 0.999 * alone * math.sqrt(length)))
-        while start < len(sums) and noisy[start] < NEXT * std:  # a neighbour of what stands out
+        while start < len(sums) and noisy[start] < NEXT * std:  # a neighbour of a significant cell
             start += 1
         found.append((start, least))
     skipped, least = min(found, key=lambda each: each[0] if math.isfinite(each[1]) else len(noisy))
@@ -205,13 +207,13 @@ def _skip(noisy: Numbers, std: float, population: int) -> tuple[int, float]:
 
 
 def _find_above(sums: Numbers, least: Numbers) -> tuple[int, float]:
-    """The first sum that is more than it must be, and how much that is; infinity where none is."""
+    """The index of the first sum above its bound, and that bound; infinity if there is none."""
     more = np.flatnonzero(sums > least)
     return (int(more[0]), float(least[more[0]])) if len(more) else (0, math.inf)
 
 
 def _widen(noisy: Numbers, std: float, first: int, last: int) -> tuple[int, int]:
-    """On to neighbours that are hardly empty."""
+    """Extend the cells to neighbours that are probably not empty."""
     while first > 0 and noisy[first - 1] >= NEXT * std:
         first -= 1
     while last < len(noisy) - 1 and noisy[last + 1] >= NEXT * std:
@@ -220,7 +222,7 @@ def _widen(noisy: Numbers, std: float, first: int, last: int) -> tuple[int, int]
 
 
 def _without_zero(limits: tuple[float, float]) -> tuple[float, float]:
-    """An end that is the edge of the cell around zero becomes 0, where the other is far from it."""
+    """Replace an end that is the edge of the cell around zero by 0, if the other end is far from it."""
     low, high = limits
     least = math.ldexp(1, LOWEST)
     if low == -least and high > 2 * least:
@@ -229,7 +231,7 @@ def _without_zero(limits: tuple[float, float]) -> tuple[float, float]:
 
 
 def _edges(cell: int) -> tuple[float, float]:
-    """Where a cell of the grid of octaves begins and ends."""
+    """The limits of a cell of the grid of octaves."""
     apart = abs(cell - OCTAVES)
     if apart == 0:
         return -math.ldexp(1, LOWEST), math.ldexp(1, LOWEST)
@@ -237,13 +239,13 @@ def _edges(cell: int) -> tuple[float, float]:
     return (near, far) if cell > OCTAVES else (-far, -near)
 
 
-def _read_pieces(rows: Any, columns: Sequence[int]) -> Iterator[Numbers]:
+def _read_chunks(rows: Any, columns: Sequence[int]) -> Iterator[Numbers]:
     """The columns of some rows at a time: of a tensor, or of the first part of what a source gives."""
-    if isinstance(rows, Tensor):  # as they are: a source has no place for what is missing
-        parts: Iterator[Any] = (rows[start : start + PIECE] for start in range(0, len(rows), PIECE))
+    if isinstance(rows, Tensor):  # unchanged: a source cannot hold missing values
+        parts: Iterator[Any] = (rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK))
     else:
         source = as_source(rows)
-        parts = (source.take(torch.arange(s, min(s + PIECE, len(source)))) for s in range(0, len(source), PIECE))
+        parts = (source.take(torch.arange(s, min(s + CHUNK, len(source)))) for s in range(0, len(source), CHUNK))
     for part in parts:
         features = part if isinstance(part, Tensor) else part[0]
         values = features[:, list(columns)].double().cpu().numpy()

@@ -5,7 +5,7 @@
     parts = plan_releases(problem, make_plan("dp-sgd", **setting), 3, range_share=0.1, weight_share=0.05)
     plan = make_plan("dp-sgd", **setting, composed=tuple(part.composed for part in parts))
     run = plan.start(problem.model(), problem.training_losses, problem.train)
-    problem, told = take_releases(problem, run, make_releases(run, parts))
+    problem, released = take_releases(problem, run, make_releases(run, parts))
 
 A share s of ε means: the release alone costs s·ε at a tenth of δ. Together with training it costs what the composed
 event costs, which is less than the sum: σ is calibrated for that.
@@ -29,7 +29,7 @@ from hush.statistics import classes, ranges
 from hush.tabular.columns import Encoder
 from hush.tabular.schema import Schema, pending_columns, with_limits
 
-OF_DELTA = 0.1  # at which the ε of a release is meant
+OF_DELTA = 0.1  # share of δ at which the ε of a release is stated
 ALONE = 0.1  # of δ: the probability with which a label of a single unit may become a class
 
 KNOWN = "name them in a schema (classes = […]), or say that they are public (--public classes)"
@@ -121,10 +121,13 @@ def plan_releases(
 
 
 def _check_shares(*shares: float | None) -> None:
-    """Refuse shares of ε that are none, or that leave nothing."""
+    """Raise for shares of ε outside (0, 1), or whose sum leaves nothing for training."""
     given = [share for share in shares if share is not None]
     if not all(0 < share < 1 for share in given):
-        raise InvalidInputError("a release before training takes a share of ε above 0 and below 1, such as 0.1")
+        raise InvalidInputError(
+            f"a release before training takes a share of ε in (0, 1), got {', '.join(map(str, given))}: give one such "
+            "as 0.1"
+        )
     if sum(given) >= 1:
         raise InvalidInputError(
             f"the releases before training take {sum(given):g} of ε and leave nothing for it: give less"
@@ -132,14 +135,14 @@ def _check_shares(*shares: float | None) -> None:
 
 
 def take_releases(task: Problem, run: Run, values: Mapping[str, Values]) -> tuple[Problem, dict[str, dict[str, Any]]]:
-    """The problem with what was released, which is also put into the run's model, and into the weights that its
-    losses read; and the same as public plain data."""
+    """The problem with the released values, and these as public plain data. The values are also set in the run's model
+    and in the weights that its losses read."""
     released: dict[str, dict[str, Any]] = {}
     if (found := values.get(classes.NAMES_KEY)) is not None:
         counts = classes.unpack_classes(found)
         task = task.settle_classes(tuple(counts))
         released["private_classes"] = counts
-        run.prepare(lambda model: None)  # its losses are others now
+        run.prepare(lambda model: None)  # its losses have changed
     if (found := values.get(ranges.KEY)) is not None and task.schema is not None:
         limits = [(float(low), float(high)) for low, high in found["limits"].tolist()]
         names = [task.schema.features[place].name for place in pending_columns(task.schema)]
@@ -154,7 +157,7 @@ def take_releases(task: Problem, run: Run, values: Mapping[str, Values]) -> tupl
 
 
 def _set_ranges(model: nn.Module, schema: Schema) -> None:
-    """Have the model encode its columns by the ranges of this schema."""
+    """Set the ranges of this schema in the model's encoding of its columns."""
     for module in model.modules():
         if isinstance(module, Encoder):
             for name, value in Encoder(schema.features).named_buffers():

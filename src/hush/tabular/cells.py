@@ -27,7 +27,7 @@ WORDS_AT_A_TIME = 8192  # that become Python objects
 
 
 def is_missing(text: str) -> bool:
-    """Whether a cell says that it has no value."""
+    """Whether a cell is a word for a missing value."""
     return text.strip().lower() in MISSING
 
 
@@ -39,7 +39,7 @@ class TextColumn(Sequence[str]):
 
     @classmethod
     def of(cls, words: Iterable[str]) -> TextColumn:
-        """Words that are in memory; a lone surrogate, which is no text, becomes a replacement character."""
+        """Words in memory; a lone surrogate, which is not valid text, becomes a replacement character."""
         listed = list(words)
         try:
             return cls(pa.array(listed, pa.string()))
@@ -89,7 +89,7 @@ class TextColumn(Sequence[str]):
         return self if count >= len(self) else TextColumn(self._column.slice(0, count))
 
     def pick(self, places: Places) -> TextColumn:
-        """The cells at these places."""
+        """The cells with these indices."""
         return self if len(places) == len(self) else TextColumn(self._column.take(pa.array(places, pa.int64())))
 
     def map(self, function: Callable[[TextColumn], NDArray[Any]]) -> NDArray[Any]:
@@ -180,12 +180,12 @@ class TextColumn(Sequence[str]):
 
 
 def as_doubles(found: Any) -> Floats:
-    """An Arrow array of numbers as an array of its own, NaN where it is null."""
+    """An Arrow array of numbers as a NumPy array, with NaN for null."""
     return np.array(found.to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
 class WordCounts:
-    """How often each word came, over many batches; the words stay in Arrow's buffers until they are asked for."""
+    """Counts each word over many batches; the words stay in Arrow's buffers until `drain`."""
 
     def __init__(self) -> None:
         self._words: list[Any] = []
@@ -200,7 +200,7 @@ class WordCounts:
             self.size += self._words[-1].nbytes + self._counts[-1].nbytes
 
     def drain(self) -> Iterator[tuple[str, int]]:
-        """Every word that was counted and how often it came; then all is forgotten."""
+        """Every word that was counted and its count; then the counts are reset."""
         if not self._words:
             return
         words, places = TextColumn(pa.concat_arrays(self._words))._coded
@@ -213,11 +213,11 @@ class WordCounts:
 
 
 Cells = TextColumn | Floats
-"""A column of some rows: text, or numbers where the file has types of its own."""
+"""A column of some rows: text, or numbers if the file has types."""
 
 
 def spell(value: float) -> str:
-    """A number of a typed file as text: a whole one without its ".0", a missing one as nothing."""
+    """A number of a typed file as text: a whole one without its ".0", a missing one as an empty text."""
     return str(int(value)) if value.is_integer() else "" if math.isnan(value) else repr(value)
 
 
@@ -251,7 +251,7 @@ def count_texts(cells: Cells) -> Counter[str]:
 
 
 def find_first(cells: Cells, which: Callable[[str], bool]) -> int | None:
-    """The place of the first cell of whose text ``which`` is true."""
+    """The index of the first cell for whose text ``which`` is true."""
     if len(cells) > SAMPLE and (near := find_first(take_first(cells, SAMPLE), which)) is not None:
         return near
     found = np.flatnonzero(map_texts(cells, which))

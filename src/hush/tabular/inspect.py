@@ -1,6 +1,6 @@
-"""A table looked at as a whole: the kind of every column, and every problem that keeps it from being trained on.
+"""Inspect a whole table: the kind of every column, and every problem that prevents training on it.
 
-Counts of missing values and stray words say something about the rows: they are for their owner alone.
+Counts of missing values and stray words are statistics of private rows: they are only for the owner of the data.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from hush.tabular.cells import take_first as take_first_cells
 from hush.tabular.columns import GUESSED, KINDS, Category, Column, Evidence, Id, Number, Range, guess_column
 from hush.tabular.columns.category import MOST_CLASSES
 from hush.tabular.columns.number import lacks_number, parse_number
-from hush.tabular.reader import Count, pieces
+from hush.tabular.reader import Count, read_chunks
 from hush.tabular.rows import no_column
 from hush.tabular.schema import Schema, choose_waves, public_columns
 
 # The pass over a table that counts the evidence for the kinds of its columns, a batch of rows at a time.
 #
-# Memory is bounded, whatever the table's length. How many different values there are is counted in the first
-# ``FIRST_ROWS`` alone, wherever a batch ends. The kinds count what they can many cells at a time; all other words are
-# gathered over many batches, and each different one is counted once.
+# Memory is bounded for a table of any length. Different values are counted only in the first ``FIRST_ROWS`` rows,
+# independent of the batches. The kinds count most cells many at a time; all other words are gathered over many batches,
+# and each different one is counted once.
 
-FIRST_ROWS = 20_000  # of which different values are counted
-ROOM = 1 << 25  # bytes of words that were gathered and not counted yet, of all columns together
+FIRST_ROWS = 20_000  # rows whose different values are counted
+ROOM = 1 << 25  # bytes of words of all columns that are gathered before they are counted
 
 
 def _profile_columns(
@@ -37,9 +37,9 @@ def _profile_columns(
 ) -> dict[str, Evidence]:
     """The evidence of every column; ``begin`` makes its profiler. The column ``unit`` is read as exact text."""
     seen: dict[str, ColumnProfiler] = {}
-    for piece in pieces(path, count, exact=unit):
-        seen = seen or {name: begin(name) for name in piece}
-        for name, cells in piece.items():
+    for chunk in read_chunks(path, count, exact=unit):
+        seen = seen or {name: begin(name) for name in chunk}
+        for name, cells in chunk.items():
             seen[name].add(cells)
         if sum(profiler.words.size for profiler in seen.values()) > ROOM:
             for profiler in seen.values():
@@ -72,7 +72,7 @@ class ColumnProfiler:
         return self.evidence
 
     def add(self, cells: Cells) -> None:
-        """Take some more rows into account."""
+        """Count some more rows."""
         seen = self.evidence
         if isinstance(cells, TextColumn):
             self._add_texts(cells)
@@ -89,7 +89,7 @@ class ColumnProfiler:
         seen.rows += len(cells)
 
     def _number(self, place: int | None) -> int | None:
-        """The number of a row, by its place in the batch."""
+        """The number of a row, from its index in the batch."""
         return None if place is None else self.evidence.rows + place + 1
 
     def _add_texts(self, cells: TextColumn) -> None:
@@ -114,8 +114,8 @@ REPEATS = "several rows have the same {name}: if it names a person, --unit {name
 
 @dataclass(frozen=True)
 class Finding:
-    """One column: what it is and why, the problem it has if any, and (private) how many cells hold no value or a value
-    that is none of its kind."""
+    """One column: its kind and the reason, its problem if any, and (private) the number of cells without a value and of
+    cells with a value of another kind."""
 
     column: Column
     why: str
@@ -231,29 +231,29 @@ def _repeats(seen: Evidence, column: Column) -> bool:
     return (isinstance(column, Id) or coded) and 0 < seen.different < seen.first_rows
 
 
-# What the columns of a table are, found from the file, and what that takes to be public.
+# Infer the schema of a table from the file, and list what this takes to be public.
 #
 # Only kinds of columns and how their cells are written are inferred by default. Ranges, categories and classes come
 # from a schema that a person writes, or from the rows themselves if that person says that they are public; ranges and
 # classes may also be released with noise before training.
 
 FACTS = ("ranges", "categories", "classes")
-MOST_WHOLE = 20  # different whole numbers: a target with more of them looks like a number and not like classes
+MOST_WHOLE = 20  # a target with more different whole numbers looks like a number and not like classes
 NUMBERS = "predict numbers with --task regression (task='regression'), or put them into classes first"
 NAMED = "predict it with --task regression (task='regression'), or name its classes in a schema (classes = […])"
 
 
 @dataclass(frozen=True)
 class Inferred:
-    """A schema, what it was found from, and all problems: with one there is no schema."""
+    """A schema, the inspection that it was inferred from, and all problems; with a problem there is no schema."""
 
     inspection: Inspection
     schema: Schema | None
     problems: tuple[str, ...]
-    labels: tuple[str, ...] = ()  # of the rows, private, where the classes are to be released with noise
+    labels: tuple[str, ...] = ()  # the private labels of the rows, if their classes are released with noise
 
     def require(self) -> Schema:
-        """The schema, or the first problem and how many more there are."""
+        """The schema; `DataError` with the first problem and the number of others if there is none."""
         if self.schema is not None:
             return self.schema
         first, *more = self.problems
@@ -331,12 +331,12 @@ def find_target_range(given: Mapping[str, Any], own: Column, what: str) -> Range
 
 
 def say_target_range(limits: Range) -> str:
-    """What is taken to be public of a number to predict."""
+    """The assumption about the range of a number to predict."""
     return f"the target's range {limits[0]:g} … {limits[1]:g} is public, and targets to train on are cut to it"
 
 
 def with_range(column: Column, given: Mapping[str, Any]) -> Column:
-    """The column with the schema's ``range = [low, high]`` for all numbers that have none of their own."""
+    """The column with the schema's ``range = [low, high]``, which is for all numbers without a range."""
     limits = given.get("range")
     if limits is None or not isinstance(column, Number) or column.low is not None:
         return column
@@ -344,7 +344,7 @@ def with_range(column: Column, given: Mapping[str, Any]) -> Column:
 
 
 def _classes(seen: Evidence, own: Column, path: Path) -> tuple[str, ...]:
-    """The classes that were found, in order; or what the target looks like, where that is no list of classes."""
+    """The classes that were found, in order; `InvalidInputError` if the target does not look like classes."""
     what = f"column '{own.name}' of '{path}'"
     if own.no_target:
         raise InvalidInputError(
@@ -372,7 +372,7 @@ def _classes(seen: Evidence, own: Column, path: Path) -> tuple[str, ...]:
 
 
 def _check_labels(seen: Evidence, classes: tuple[str, ...], path: Path) -> None:
-    """No label may be other than the classes that were given."""
+    """Raise for a label that is not one of the given classes."""
     if seen.first_other is not None:
         raise InvalidInputError(
             f"row {seen.first_other} of '{path}' has a label that is none of the {len(classes)} classes of the schema"
@@ -380,7 +380,7 @@ def _check_labels(seen: Evidence, classes: tuple[str, ...], path: Path) -> None:
 
 
 def _check_targets(seen: Evidence, target: str, path: Path) -> None:
-    """Every row of a regression must have a number to predict."""
+    """Raise for a row of a regression without a number to predict."""
     if seen.counts["."] < seen.present:
         raise InvalidInputError(f"column '{target}' of '{path}' is to be predicted as a number and holds text")
     if seen.first_gap is not None:
@@ -395,7 +395,7 @@ def _assumed(
     limits: Range | None = None,
     pending: bool = False,
 ) -> tuple[str, ...]:
-    """A description of what the guarantee takes to be public."""
+    """The facts that the guarantee takes to be public, as sentences."""
     read_off = {*given.get("read_off", ()), *public}
     guessed = [column for column in found if column.name not in columns or "kinds" in read_off]
     said = ["the number of rows and the order in which they are split are public"]
@@ -422,7 +422,7 @@ def _assumed(
 
 HEADER = """\
 # Written by `hush data inspect`, which looked at private rows: what `read_off` lists was read off them, and a guarantee
-# takes it to be public. Whoever may not know it may not have this file. Check every line, and add what is public:
+# takes it to be public: give this file only to people who may know it. Check every line, and add what is public:
 # classes, ranges (low, high) and categories (values), from knowledge of the subject and not from the rows.
 """
 
@@ -463,5 +463,5 @@ def spell(value: Any) -> str:
 
 
 def _flatten(text: str) -> str:
-    """A text that ends no comment before its time."""
+    """The text in one line, so that it does not end a comment."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -166,7 +166,7 @@ def _check_task(task: str, target_range: tuple[float, float] | None, loss: str |
 
 @dataclass(frozen=True)
 class _Asked:
-    """What `from_files` was asked for."""
+    """The arguments of `from_files`."""
 
     target: str | None
     given: Mapping[str, Any]
@@ -181,8 +181,8 @@ class _Asked:
 
 @dataclass(frozen=True)
 class _Own:
-    """What a file gave: its rows, its own test rows if any, the columns of a table, the classes, or the range of a
-    number in their place."""
+    """The content of a file: its rows, its test rows if any, the columns of a table, and the classes or the target's
+    range."""
 
     rows: Rows
     test: Arrays | None
@@ -249,7 +249,7 @@ def _await_ranges(read: _Own, place: Path) -> _Own:
 
 
 def _read_table(place: Path, asked: _Asked) -> _Own:
-    """Two passes over the files: what the columns are, then their rows; and one for whose they are."""
+    """Read a table in two passes, for the columns and for the rows; and in a third for the units of the rows."""
     found = _stat_parts(place)
     progress = ReadProgress(place.name, estimate_rows(find_parts(place)), asked.notify)
     progress.begin("looking at")
@@ -286,7 +286,7 @@ def _stat_parts(place: Path) -> list[tuple[str, int, int, int]]:
 
 
 def _leave_out(schema: Schema, unit: str) -> Schema:
-    """The schema with the column that says whose the rows are, which is no feature."""
+    """The schema with the column of the unit, which is not a feature."""
     left = tuple(Ignored(unit) if column.name == unit else column for column in schema.columns)
     return replace(schema, columns=left)
 
@@ -422,7 +422,7 @@ def _list_columns(own: _Own) -> list[str]:
 
 
 def _choose_model(read: _Own, examples: int) -> str:
-    """By what kind of data it is, and for a table's classes by their number of examples."""
+    """The default model for the kind of data and, for a table with classes, for its number of examples."""
     table = read.schema is not None and read.target_range is None
     return choose_model(examples) if table else EARLIER
 
@@ -436,7 +436,7 @@ def _choose_architecture(model: str, shape: tuple[int, ...], schema: Schema | No
 
 
 def _choose_factory(architecture: Architecture, schema: Schema | None) -> Callable[[], nn.Module]:
-    """What makes a fresh network of the architecture."""
+    """A function that makes a fresh network of the architecture."""
     build = _choose_builder(architecture)
     if schema is None:
         return build

@@ -1,4 +1,4 @@
-"""Reads the rows of a table in chunks of some thousands: .csv and .parquet of any length, one file or several.
+"""Read the rows of a table in chunks of a few thousand: .csv and .parquet of any length, one file or several.
 
 Errors go to terminals, logs and public records, so they quote no cell. They name a column and the number of a row: a
 reader who has the file can find the cell, and one who has not learns nothing about it. A first line without names is a
@@ -35,8 +35,7 @@ PADDING = "\x00 \t\r\n\f\v"  # trimmed from cells of files that hold NUL bytes
 
 
 def _trim_padding(column: Any) -> Any:
-    """Text without NUL bytes and white space at the ends of a cell, where a column has NUL bytes: tables of fixed width
-    are padded with them."""
+    """Strip NUL bytes and white space from the cells of a column with NUL bytes, which pad tables of fixed width."""
     text = column.buffers()[2]
     if text is None or not (np.frombuffer(text, np.uint8) == 0).any():
         return column
@@ -57,13 +56,13 @@ Names = Mapping[str, str | None]
 
 
 def _is_table(path: Path) -> bool:
-    """Whether a file has the name of a table."""
+    """Whether the file's name has an ending of a table."""
     plain = path.with_suffix("") if path.suffix == PACKED else path
     return plain.suffix in TABLES and (plain == path or plain.suffix != ".parquet")
 
 
 def is_pattern(place: Path) -> bool:
-    """Whether a place that does not exist is a pattern of names."""
+    """Whether a path that does not exist is a pattern of names."""
     return glob.has_magic(str(place)) and not place.exists()
 
 
@@ -75,7 +74,7 @@ def holds_table(place: Path) -> bool:
 
 
 def name_table(place: Path) -> str:
-    """What a table is called: its file or folder without endings; of a pattern, the folder that it looks in."""
+    """The name of a table: that of its file or folder without endings; of a pattern, its folder."""
     if is_pattern(place):
         return place.parent.name or "table"
     return place.with_suffix("").stem if place.suffix == PACKED else place.stem
@@ -103,7 +102,7 @@ def find_parts(place: Path) -> tuple[Path, ...]:
 
 
 def _check_agreement(parts: Sequence[Path], read_names: Callable[[Path], Names]) -> None:
-    """Refuse parts of which one has other columns than the first, or text where the first has numbers."""
+    """Raise for a part that has other columns than the first, or text where the first has numbers."""
     if len(parts) < 2:
         return
     first = read_names(parts[0])
@@ -130,7 +129,7 @@ def _compare(first: Names, other: Names, one: Path, two: Path) -> None:
 
 
 def estimate_rows(parts: Sequence[Path]) -> int:
-    """About how many rows the parts have: what parquet files say, and of text its length by that of its first rows."""
+    """The approximate number of rows: from the metadata of parquet files, and from the first rows of text."""
     return sum(map(_estimate, parts))
 
 
@@ -156,7 +155,7 @@ def _count_parquet(part: Path) -> int:
 
 
 def _list_folder(folder: Path) -> list[Path]:
-    """What lies in a folder, without what programs leave there (``_SUCCESS``, ``.part-0.crc``)."""
+    """The entries of a folder, without the marker files of other programs (``_SUCCESS``, ``.part-0.crc``)."""
     return sorted(path for path in folder.iterdir() if not path.name.startswith((".", "_")))
 
 
@@ -164,7 +163,7 @@ def _has_folders(folder: Path) -> bool:
     return any(path.is_dir() for path in _list_folder(folder))
 
 
-Piece = Mapping[str, Cells]
+Chunk = Mapping[str, Cells]
 """Some rows, by column."""
 Count = Callable[[int], None]
 
@@ -173,9 +172,9 @@ MOST_COLUMNS = 10_000
 _DELIMITERS = ",;\t|"
 
 
-class ArrowPiece(Mapping[str, Cells]):
+class ArrowChunk(Mapping[str, Cells]):
     """Some rows as Arrow has them; a column becomes cells when it is asked for, and only then can its type be refused.
-    The column ``exact`` is read as exact text, whatever its type. ``names`` are those of all columns of the file, of
+    The column ``exact`` of any type is read as exact text. ``names`` are those of all columns of the file, of
     which some may not have been read."""
 
     def __init__(self, batch: Any, path: Path, exact: str = "", names: Sequence[str] = ()) -> None:
@@ -185,7 +184,7 @@ class ArrowPiece(Mapping[str, Cells]):
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """The number of rows."""
         return int(self._batch.num_rows)
 
     def __getitem__(self, name: str) -> Cells:
@@ -209,26 +208,26 @@ class ArrowPiece(Mapping[str, Cells]):
         return name in self._names
 
 
-def pieces(place: Path, count: Count = lambda rows: None, *, exact: str = "") -> Iterator[Piece]:
+def read_chunks(place: Path, count: Count = lambda rows: None, *, exact: str = "") -> Iterator[Chunk]:
     """The rows of a table in chunks of some thousands: of a .csv or .parquet file, or of all files of a folder or
     pattern in the order of their names. ``count`` is called with the number of rows of each chunk after it is used; the
     column ``exact`` is read as exact text."""
-    for _, piece in pieces_by_part(place, exact=exact):
-        yield piece
-        count(count_rows(piece))
+    for _, chunk in read_chunks_by_part(place, exact=exact):
+        yield chunk
+        count(count_rows(chunk))
 
 
-def pieces_by_part(
+def read_chunks_by_part(
     place: Path, *, exact: str = "", columns: Collection[str] | None = None
-) -> Iterator[tuple[Path, Piece]]:
+) -> Iterator[tuple[Path, Chunk]]:
     """The same, each with the file it is from; parts that differ in their columns are refused before any is read. Only
     ``columns`` are read, if they are given."""
     parts = find_parts(place)
     _check_agreement(parts, read_names)
     for part in parts:
         read = _read_parquet if part.suffix == ".parquet" else _read_csv
-        for piece in read(part, exact, columns):
-            yield part, piece
+        for chunk in read(part, exact, columns):
+            yield part, chunk
 
 
 def read_names(path: Path) -> Names:
@@ -239,12 +238,12 @@ def read_names(path: Path) -> Names:
         return dict.fromkeys(_read_header(file, path)[0])
 
 
-def count_rows(piece: Piece) -> int:
-    """How many rows a piece has."""
-    return piece.rows if isinstance(piece, ArrowPiece) else len(next(iter(piece.values())))
+def count_rows(chunk: Chunk) -> int:
+    """How many rows a chunk has."""
+    return chunk.rows if isinstance(chunk, ArrowChunk) else len(next(iter(chunk.values())))
 
 
-def _read_csv(path: Path, exact: str, columns: Collection[str] | None) -> Iterator[Piece]:
+def _read_csv(path: Path, exact: str, columns: Collection[str] | None) -> Iterator[Chunk]:
     """A file of text with one line of names: every column as text, a block at a time."""
     with _opened(path) as file:
         names, delimiter = _read_header(file, path)
@@ -279,7 +278,7 @@ def _read_csv(path: Path, exact: str, columns: Collection[str] | None) -> Iterat
         ):
             for batch in reader:
                 if batch.num_rows:
-                    yield ArrowPiece(batch, path, exact, names)
+                    yield ArrowChunk(batch, path, exact, names)
     except pa.ArrowInvalid as error:
         raise _explain_csv(path, wrong, str(error)) from error
     except OSError as error:
@@ -288,7 +287,7 @@ def _read_csv(path: Path, exact: str, columns: Collection[str] | None) -> Iterat
 
 
 def _explain_csv(path: Path, wrong: Sequence[Any], said: str) -> DataError:
-    """What is wrong with a file that Arrow does not read; its own words may quote a cell."""
+    """The error of a file that Arrow cannot read, without Arrow's message, which may quote a cell."""
     if wrong:
         row = wrong[-1]
         found = f"has {row.actual_columns} cells where the header has {row.expected_columns}"
@@ -300,7 +299,7 @@ def _explain_csv(path: Path, wrong: Sequence[Any], said: str) -> DataError:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[str]]:
-    """A file of text, packed or not; whatever is wrong with it, now or while it is read, is one sentence."""
+    """Open a file of text, packed or not; any error of opening or reading it is raised as one sentence."""
     how: dict[str, Any] = {"newline": "", "encoding": "utf-8-sig"}
     try:
         with gzip.open(path, "rt", **how) if path.suffix == PACKED else path.open("r", **how) as file:
@@ -350,13 +349,13 @@ def _check_count(columns: int, path: Path) -> None:
         )
 
 
-def _read_parquet(path: Path, exact: str, columns: Collection[str] | None) -> Iterator[Piece]:
+def _read_parquet(path: Path, exact: str, columns: Collection[str] | None) -> Iterator[Chunk]:
     with _arrow_errors(path), pq.ParquetFile(path) as file:
         names = file.schema_arrow.names
         _check_typed_names(names, path)
         wanted = None if columns is None else [name for name in names if name in columns] or names[:1]
         for batch in file.iter_batches(batch_size=ROWS, columns=wanted):
-            yield ArrowPiece(batch, path, exact, names)
+            yield ArrowChunk(batch, path, exact, names)
 
 
 def _check_typed_names(names: list[str], path: Path) -> None:
@@ -373,7 +372,7 @@ def _read_parquet_names(path: Path) -> Names:
 
 
 def _name_type(kind: Any) -> str | None:
-    """What a typed column holds, where parts of a table must agree; None where it holds nothing."""
+    """The type of a typed column, in which all parts of a table must agree; None for an empty column."""
     if pa.types.is_null(kind):
         return None
     if _is_number(kind):
@@ -409,7 +408,7 @@ def _is_bytes(kind: Any) -> bool:
 
 
 def _read_column(name: str, column: Any, path: Path) -> Cells:
-    """A column's cells: numbers as float64, each rounded by itself, and all else as text."""
+    """A column's cells: numbers as float64, each rounded alone, and other values as text."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return _read_column(name, column.dictionary_decode(), path)
@@ -474,7 +473,7 @@ def spell_float(value: float, size: int, what: str) -> str | None:
     return str(int(value)) if value.is_integer() else repr(value)
 
 
-# What is said while a long table is read: nothing for two seconds, then how far it is, then how long it took.
+# Progress while a long table is read: after two seconds the number of rows, at the end the time.
 
 Notify = Callable[[str], None]
 PATIENCE = 2.0  # seconds of silence
@@ -495,7 +494,7 @@ class ReadProgress:
         self._doing, self._rows = "", 0
 
     def begin(self, doing: str) -> None:
-        """A pass begins: what is being done."""
+        """Begin a pass with this description."""
         self._doing, self._rows = doing, 0
 
     def count(self, rows: int) -> None:
@@ -507,7 +506,7 @@ class ReadProgress:
             self._notify(f"{self._doing} '{self._name}': {_group(self._rows)} of about {_group(total)} rows …")
 
     def finish(self, rows: int, columns: int) -> None:
-        """All is read; said if it took long."""
+        """End the pass; report it if it took long."""
         seconds = self._now() - self._began
         if seconds >= PATIENCE:
             self._notify(f"read {_group(rows)} rows of {columns} columns in {seconds:.0f} s")

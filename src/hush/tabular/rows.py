@@ -1,4 +1,4 @@
-"""The rows of a table as numbers by a schema: in memory where it is short, in a mapped file where it is long.
+"""The rows of a table as numbers by a schema: in memory if it is short, in a mapped file if it is long.
 
 One batch of rows is encoded at a time, each row by itself. The mapped file holds every row, so it is private: it has no
 name (it is unlinked when it is created, in the folder of the run or that of temporary files), only its owner may open
@@ -25,7 +25,7 @@ from hush._internal.storage import explain, find_temporary, open_unnamed
 from hush.errors import InvalidInputError
 from hush.tabular.cells import Cells, map_texts
 from hush.tabular.columns.number import lacks_number, numbers
-from hush.tabular.reader import Count, Piece, ReadProgress, count_rows, estimate_rows, find_parts, pieces_by_part
+from hush.tabular.reader import Chunk, Count, ReadProgress, count_rows, estimate_rows, find_parts, read_chunks_by_part
 from hush.tabular.schema import Schema
 
 MAPPED = 1 << 28  # bytes of encoded rows (4 per cell) from which on a table is mapped
@@ -35,8 +35,8 @@ Encoded = tuple[NDArray[np.float32], NDArray[Any] | None]
 
 @dataclass(frozen=True, eq=False)
 class RowSubset:
-    """Some rows of tensors that stay where they are, in this order: a `hush.data_source.Source` whose parts may be
-    larger than memory, because only the requested rows are copied."""
+    """Some rows of tensors, in this order, without a copy of the tensors: a `hush.data_source.Source` whose parts may
+    be larger than memory, because only the requested rows are copied."""
 
     tensors: tuple[Tensor, ...]
     rows: Tensor
@@ -50,7 +50,7 @@ class RowSubset:
         return tuple(tensor[rows] for tensor in self.tensors)
 
     def pick(self, places: Tensor) -> RowSubset:
-        """Those of the rows at these places."""
+        """The rows with these indices."""
         return RowSubset(self.tensors, self.rows[places])
 
     def change_last(self, change: Callable[[Tensor], Tensor]) -> RowSubset:
@@ -81,15 +81,15 @@ def read_table(path: Path, schema: Schema, count: Count = lambda rows: None) -> 
     return torch.from_numpy(np.concatenate(rows)), torch.from_numpy(np.concatenate(labels))
 
 
-def map_rows(pieces: Iterator[Encoded], folder: Path | None = None) -> tuple[Tensor, Tensor]:
-    """The same in a private file without a name, mapped copy-on-write; labels stay in memory."""
+def map_rows(chunks: Iterator[Encoded], folder: Path | None = None) -> tuple[Tensor, Tensor]:
+    """The rows in a private file without a name, mapped copy-on-write; labels stay in memory."""
     labels: list[NDArray[Any]] = []
     shape: tuple[int, ...] = ()
     count = 0
     where = find_temporary() if folder is None else folder
     try:
         with open_unnamed(where) as file:
-            for rows, each in pieces:
+            for rows, each in chunks:
                 file.write(np.ascontiguousarray(rows).data)
                 labels.append(np.empty(0) if each is None else each)
                 shape, count = rows.shape[1:], count + len(rows)
@@ -113,13 +113,13 @@ def encode_table(
     place: Path, schema: Schema, count: Count = lambda rows: None, *, labelled: bool = True
 ) -> Iterator[Encoded]:
     """The rows of a table in batches, with their labels unless ``labelled`` is false; ``count`` is called with the
-    number of rows of each. The one iterator over rows: training, prediction and evaluation read them here."""
+    number of rows of each. Training, prediction and evaluation all read rows by this iterator."""
     part, done, total = place, 0, 0
     wanted = [column.name for column in schema.features] + [schema.target] * labelled
-    for path, piece in pieces_by_part(place, columns=wanted):
+    for path, chunk in read_chunks_by_part(place, columns=wanted):
         part, done = path, done if path == part else 0
-        rows = encode_piece(piece, schema, done, path)
-        yield rows, read_labels(piece, schema, done, path) if labelled else None
+        rows = encode_chunk(chunk, schema, done, path)
+        yield rows, read_labels(chunk, schema, done, path) if labelled else None
         done += len(rows)
         total += len(rows)
         count(len(rows))
@@ -127,27 +127,27 @@ def encode_table(
         raise InvalidInputError(f"'{place}' holds no rows")
 
 
-def encode_piece(piece: Piece, schema: Schema, done: int, path: Path | str) -> NDArray[np.float32]:
-    """Some rows, of which ``done`` went before, as numbers and category codes (n, columns); ``path`` is for errors."""
+def encode_chunk(chunk: Chunk, schema: Schema, done: int, path: Path | str) -> NDArray[np.float32]:
+    """Some rows, after ``done`` others, as numbers and category codes (n, columns); ``path`` is for errors."""
     for column in schema.features:
-        if column.name not in piece:
-            raise no_column(column.name, piece, path)
-    out = np.empty((len(schema.features), count_rows(piece)), dtype=np.float32)
+        if column.name not in chunk:
+            raise no_column(column.name, chunk, path)
+    out = np.empty((len(schema.features), count_rows(chunk)), dtype=np.float32)
     for place, column in enumerate(schema.features):
         what = f"column '{column.name}' of '{path}'"
         with np.errstate(over="ignore"):  # too large for 32 bits: reported below
-            out[place] = column.encode(piece[column.name], what)
+            out[place] = column.encode(chunk[column.name], what)
         bad = np.flatnonzero(~np.isfinite(out[place]))
         if len(bad):
             raise InvalidInputError(lacks_number(what, done + int(bad[0]) + 1))
     return np.ascontiguousarray(out.T)
 
 
-def read_labels(piece: Piece, schema: Schema, done: int, path: Path | str) -> NDArray[Any]:
-    """The places of the rows' classes, or the numbers to predict where the schema has no classes."""
-    if schema.target not in piece:
-        raise no_column(schema.target, piece, path)
-    cells = piece[schema.target]
+def read_labels(chunk: Chunk, schema: Schema, done: int, path: Path | str) -> NDArray[Any]:
+    """The indices of the rows' classes, or the numbers to predict if the schema has no classes."""
+    if schema.target not in chunk:
+        raise no_column(schema.target, chunk, path)
+    cells = chunk[schema.target]
     return _places(cells, schema, done, path) if schema.classes else _targets(cells, schema, done, path)
 
 

@@ -1,4 +1,4 @@
-"""A table's columns, the one to predict and what is public of both: as a schema in memory, in JSON and in a file."""
+"""A schema: a table's columns, its target and the public facts about both, in memory, in JSON and in a file."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _find_kind(facts: Mapping[str, Any]) -> str:
 
 def read_schema(given: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
     """A schema given as a dict, or as a .toml or .json file: ``target``, ``classes`` or ``target_range``, ``range``
-    (for all numbers that have none of their own, the target aside) and a table ``columns``, each optional."""
+    (for all numbers without a range, except the target) and a table ``columns``, each optional."""
     found = dict(given) if isinstance(given, Mapping) else {} if given is None else _read(Path(given))
     for key in found:
         choice(ENTRIES, schema_entry=key)
@@ -167,7 +167,7 @@ PLACEHOLDER: Range = (-1.0, 1.0)
 
 
 def mark_pending_ranges(schema: Schema, what: str) -> Schema:
-    """The schema in which every numeric column without a range awaits one; refused where there is none."""
+    """The schema in which every numeric column without a range awaits one; raises if every one has a range."""
     numeric = [column for column in schema.features if isinstance(column, Number)]
     if not numeric:
         raise InvalidInputError(

@@ -1,16 +1,16 @@
-"""The unit of privacy of each row: the column or array that names it, read as exact text.
+"""The privacy unit of each row: the column or array that names it, read as exact text.
 
 A guarantee per unit holds for a person only if all of the person's rows have one id, and no other person's rows have
 it. If the rows of two persons are one unit, removing one of the two still changes the unit's gradient, from one clipped
 vector to another: the sum moves by up to twice the bound that is charged. So ids are never merged by accident:
 
-- A column is read as exact text, whatever its type (`hush.tabular.reader.spell_exactly`); a cast that could lose digits
+- A column of any type is read as exact text (`hush.tabular.reader.spell_exactly`); a cast that could lose digits
   is refused.
-- An id is hashed by BLAKE2b to 128 bits. What is computed with are 64 of them; two ids that share these and differ in
-  the others are refused.
+- An id is hashed by BLAKE2b to 128 bits, of which 64 are used as its number; two ids that share these and differ in the
+  others are refused.
 - Ids that differ only in their Unicode form, case, surrounding spaces, invisible characters or a trailing ".0" may name
   one person or two (`hush.privacy_unit.NORMALISATIONS`). They are refused with the kind of difference,
-  unless ``normalise`` says that they name one: then they are one unit on purpose.
+  unless ``normalise`` declares that they name one: then they are one unit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hush.datasets.splits import Identities
 from hush.errors import DataError, InvalidInputError
 from hush.privacy_unit import NORMALISATIONS, drop_fraction, normalise_id, strip_id
 from hush.tabular.cells import TextColumn, is_missing, map_texts
-from hush.tabular.reader import count_rows, pieces_by_part, spell_float
+from hush.tabular.reader import count_rows, read_chunks_by_part, spell_float
 from hush.tabular.rows import no_column
 
 _DESCRIBED = np.dtype([("exact", "S16"), ("normal", "S16"), ("number", np.int64), ("changed", np.uint8)])
@@ -41,15 +41,15 @@ def identify(text: str) -> int:
 
 
 def _digest(text: str) -> bytes:
-    """128 bits: two hashes of 64, of which the first is the number that is computed with."""
+    """128 bits: two hashes of 64 bits, of which the first is the number of the id."""
     name = text.encode("utf-8", "surrogatepass")
     parts = (hashlib.blake2b(name, digest_size=8, person=person).digest() for person in (b"hush unit", b"hush unit 2"))
     return b"".join(parts)
 
 
 class UnitIds:
-    """The different ids of a column, a piece at a time: hashes of each as it is written and normalised, and which
-    normalisations changed it."""
+    """The different ids of a column, added some rows at a time: hashes of each, written and normalised, and the
+    normalisations that changed it."""
 
     def __init__(self, what: str, *, normalise: bool = False) -> None:
         self._what, self._normalise = what, normalise
@@ -62,7 +62,7 @@ class UnitIds:
         return np.asarray(self._seen[-1]["number"])
 
     def check(self) -> None:
-        """Refuse ids that are one after normalisation, and ids that share the number that is computed with."""
+        """Refuse ids that are equal after normalisation, and different ids with the same number."""
         seen = np.concatenate([*self._seen, np.empty(0, _DESCRIBED)])
         seen = seen[np.unique(seen["exact"], return_index=True)[1]]
         _, group, sizes = np.unique(seen["normal"], return_inverse=True, return_counts=True)
@@ -99,11 +99,11 @@ def read_owners(place: Path, unit: str, *, normalise: bool = False) -> Identitie
     found: list[Identities] = []
     part, done = place, 0
     known = UnitIds(f"column '{unit}' of '{place}'", normalise=normalise)
-    for path, piece in pieces_by_part(place, exact=unit, columns=(unit,)):
+    for path, chunk in read_chunks_by_part(place, exact=unit, columns=(unit,)):
         part, done = path, done if path == part else 0
-        if unit not in piece:
-            raise no_column(unit, piece, path)
-        cells = piece[unit]
+        if unit not in chunk:
+            raise no_column(unit, chunk, path)
+        cells = chunk[unit]
         assert isinstance(cells, TextColumn)
         missing = map_texts(cells, is_missing).astype(bool)
         if missing.any():
@@ -113,7 +113,7 @@ def read_owners(place: Path, unit: str, *, normalise: bool = False) -> Identitie
                 "leave out such rows"
             )
         found.append(cells.map(known.number))
-        done += count_rows(piece)
+        done += count_rows(chunk)
     known.check()
     return np.concatenate([*found, np.empty(0, np.int64)])
 
@@ -140,7 +140,7 @@ def read_owner_array(path: Path, unit: str, rows: int, *, test: bool = False, no
 
 
 def _write_names(values: NDArray[np.generic], what: str) -> list[str]:
-    """The ids as exact text, whatever type they have; numbers that are not finite are none."""
+    """The ids of any type as exact text; numbers that are not finite become empty."""
     if values.dtype.kind == "f":
         size = min(values.dtype.itemsize, 8)
         return [spell_float(value, size, what) or "" for value in values.astype(np.float64).tolist()]
@@ -148,7 +148,7 @@ def _write_names(values: NDArray[np.generic], what: str) -> list[str]:
 
 
 def _spell_bytes(value: bytes) -> str:
-    """Bytes that are text as that text, all others in hexadecimal digits."""
+    """Bytes as text if they are UTF-8, otherwise as hexadecimal digits."""
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError:

@@ -45,11 +45,11 @@ __all__ = [
 KINDS: Mapping[str, type[Column]] = {c.kind: c for c in (Number, Category, Flag, Date, Id, Text, Ignored)}
 """All kinds by name, in the order of the model's inputs."""
 GUESSED: tuple[type[Column], ...] = (Ignored, Flag, Number, Date, Id, Text, Category)
-"""The order in which a column and its words are recognised; the last takes whatever is left."""
+"""The order in which kinds are tried for a column and its words; the last fits every column."""
 
 
 def guess_column(seen: Evidence, public: Collection[str] = ()) -> Guess:
-    """The column as it looks."""
+    """The most likely kind of the column."""
     return next(found for kind in GUESSED if (found := kind.guess(seen, public)) is not None)
 
 
@@ -60,7 +60,7 @@ class Encoder(ConstantLayer):
     """The first layer of a model on a table: (n, columns) of numbers and category codes to (n, width).
 
     It encodes by public facts only and row by row, and has no parameters. It is part of the model, so that the released
-    model takes the columns as they are and memory holds them once."""
+    model takes raw columns and memory holds them once."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
         super().__init__()

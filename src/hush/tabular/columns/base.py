@@ -1,4 +1,4 @@
-"""A column of a table: what every kind of column has, each in its own module.
+"""The base of every kind of column; each kind is in its own module.
 
 The smallest and largest value of a column, its mean, or the list of its categories are statistics of private rows;
 scaling by them and releasing the model would release them unaccounted. So a column is encoded by public facts only, and
@@ -23,15 +23,15 @@ from hush.errors import InvalidInputError
 from hush.tabular.cells import Cells, TextColumn, count_texts, is_missing
 from hush.tabular.columns.evidence import Evidence
 
-LARGEST = 1e37  # of numbers that the encoder computes with in 32 bits
-GAP = -1e38  # stands for a missing value among a table's numbers, which must be finite
+LARGEST = 1e37  # the largest number that the encoder computes with in 32 bits
+GAP = -1e38  # marks a missing value among a table's numbers, which must be finite
 Range = tuple[float, float]
 Inputs = tuple["Column", str, dict[str, Any]]
 """Some inputs of one column: the column, the name of the function, and its facts with their ``count``."""
 
 
 def is_range(low: float, high: float) -> bool:
-    """Whether low is below high and both, and their distance, are numbers of 32 bits, in which tables are kept."""
+    """Whether low is below high, and both and their difference are finite as 32-bit numbers."""
     with np.errstate(over="ignore"):
         distance = np.float32(high) - np.float32(low)
     return bool(0 < distance < np.inf)
@@ -77,11 +77,11 @@ class Column:
     name: str
 
     kind: ClassVar[str]
-    described: ClassVar[str] = ""  # what a line about a column without inputs says
+    described: ClassVar[str] = ""  # the description of a column without inputs
     cell: ClassVar[str] = ""  # how a cell becomes x, for a program that implements the encoding
     functions: ClassVar[Mapping[str, str]] = {}  # how x becomes inputs, likewise
-    hint: ClassVar[str] = ""  # a comment in a written schema, where no public fact is given
-    no_target: ClassVar[str] = ""  # what a column of this kind holds, where it cannot be predicted
+    hint: ClassVar[str] = ""  # a comment in a written schema without public facts of the column
+    no_target: ClassVar[str] = ""  # the content of this kind, if it cannot be predicted
     renamed: ClassVar[Mapping[str, str]] = {}  # attributes that have another name in a schema
 
     # To and from a schema.
@@ -93,12 +93,12 @@ class Column:
 
     @classmethod
     def from_schema(cls, name: str, facts: Mapping[str, Any]) -> Self:
-        """The column with those of the facts that this kind has."""
+        """The column with the facts that this kind has; others are ignored."""
         attributes, known = {entry: attribute for attribute, entry in cls.renamed.items()}, cls.entries()
         return cls(name, **{attributes.get(key, key): value for key, value in facts.items() if key in known})
 
     def to_schema(self) -> dict[str, Any]:
-        """The entries of the column in a schema: its kind, and all that differ from their default."""
+        """The entries of the column in a schema: its kind, and all values that differ from their default."""
         facts = {f.name: getattr(self, f.name) for f in fields(self) if _is_entry(f)}
         facts = {key: value for key, value in facts.items() if value != getattr(type(self), key)}
         for attribute, entry in self.renamed.items():
@@ -106,26 +106,26 @@ class Column:
                 facts[entry] = facts.pop(attribute)
         return {"kind": self.kind, **{k: list(v) if isinstance(v, tuple) else v for k, v in facts.items()}}
 
-    # What it becomes.
+    # Encoding.
 
     @property
     def width(self) -> int:
-        """How many inputs of the model it becomes."""
+        """The number of its inputs to the model."""
         return 0
 
     @property
     def used(self) -> bool:
-        """Whether the model sees it."""
+        """Whether it is an input of the model."""
         return self.width > 0
 
     @property
     def marks_missing(self) -> bool:
-        """Whether ``GAP`` stands for a missing value, and an input of its own says so."""
+        """Whether ``GAP`` marks a missing value, with a separate input for it."""
         return False
 
     @property
     def stand_in(self) -> float:
-        """What takes the place of a missing value in the other inputs."""
+        """The value that replaces a missing one in the other inputs."""
         return 0.0
 
     def encode(self, cells: Cells, what: str) -> NDArray[Any]:
@@ -142,7 +142,7 @@ class Column:
         """A module that maps rows (n, all columns), these at ``places``, to the inputs of `list_inputs`."""
         raise NotImplementedError
 
-    # How it is described.
+    # Description.
 
     def describe(self) -> str:
         """The encoding in a line."""
@@ -150,14 +150,14 @@ class Column:
 
     @property
     def written_specially(self) -> bool:
-        """Whether its cells are read in another way than plain numbers and ISO dates."""
+        """Whether its cells are not plain numbers or ISO dates."""
         return False
 
     def describe_writing(self) -> dict[str, Any]:
-        """What a program must know to read its cells."""
+        """The facts that a program needs to read its cells."""
         return {}
 
-    # How it is recognised.
+    # Inference.
 
     @classmethod
     def count_cells(cls, seen: Evidence, cells: TextColumn) -> TextColumn:
@@ -166,7 +166,7 @@ class Column:
 
     @classmethod
     def count_word(cls, seen: Evidence, word: str, count: int) -> bool:
-        """Count a word that occurs ``count`` times; whether no later kind of ``GUESSED`` can mean it."""
+        """Count a word that occurs ``count`` times; returns whether later kinds of ``GUESSED`` are skipped for it."""
         return False
 
     @classmethod
@@ -176,19 +176,19 @@ class Column:
 
     @classmethod
     def guess(cls, seen: Evidence, public: Collection[str]) -> Guess | None:
-        """The column if it looks like this kind; its range and categories only where they are said to be public."""
+        """The column if it looks like this kind; its range and categories only if they are declared public."""
         return None
 
     def count_strays(self, seen: Evidence) -> int:
-        """How many cells hold something that is not of this kind."""
+        """The number of cells with a value that is not of this kind."""
         return seen.stray or 0
 
     def count_unread(self, cells: Cells) -> int:
-        """The same of some cells, where a schema gives the kind and evidence does not count it."""
+        """The number of such cells among ``cells``, if a schema gives the kind and the evidence does not count them."""
         return 0
 
     def find_mismatch(self, seen: Evidence, what: str) -> str:
-        """Why the cells cannot be read as the schema says, or nothing."""
+        """Why the cells cannot be read as the schema's kind; empty if they can."""
         return ""
 
 
@@ -202,7 +202,7 @@ class ConstantLayer(nn.Module):
 
 
 def index(places: Sequence[int]) -> Tensor:
-    """Places as a tensor to index with."""
+    """Column indices as a tensor."""
     return torch.tensor(list(places), dtype=torch.long)
 
 
@@ -212,5 +212,5 @@ def add_missing(shown: str, missing: bool = True) -> str:
 
 
 def count_unread(cells: Cells, parse: Callable[[str], float | None]) -> int:
-    """How many cells hold a value that ``parse`` does not read."""
+    """The number of cells with a value that ``parse`` cannot read."""
     return sum(count for text, count in count_texts(cells).items() if not is_missing(text) and parse(text) is None)

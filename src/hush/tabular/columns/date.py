@@ -66,7 +66,7 @@ _PATTERNS = {form: _compile(form) for form in FORMATS}
 
 @lru_cache(maxsize=65536)
 def parse_date(text: str, form: str) -> float | None:
-    """Days since 1 January 1970, or None where the cell is no date of that format."""
+    """Days since 1 January 1970, or None if the cell is not a date of that format."""
     text = text.strip()
     if len(text) > LONGEST_DATE:
         return None
@@ -95,7 +95,7 @@ def is_written_with_slashes(text: str) -> bool:
     )
 
 
-FIRST_YEAR, LAST_YEAR = 1900.0, 2100.0  # the public range of a date that has none of its own
+FIRST_YEAR, LAST_YEAR = 1900.0, 2100.0  # the public range of a date without a given one
 MOST_YEARS = 9999
 DAYS_IN_YEAR = 365.2425  # on average, in the Gregorian calendar
 WEEK_WAVES = (1.0, 2.0, 3.0)  # with sine and cosine they separate any set of weekdays from the others
@@ -308,7 +308,7 @@ class _Dates(ConstantLayer):
 
 # Dates of a long column that are written with all their digits, many at a time: 2009-06-24, 24.06.2009 10:30:00.
 #
-# They are what `parse_date` says of each. What is written in another way, or is no date, is left to that function.
+# The results equal those of `parse_date`, which reads every cell that is written in another way.
 
 CLOCK = "Thh:nn:ss"  # what may follow a day, as far as the minutes or the seconds
 WIDTHS = (10, 16, 19)  # bytes of a day, and with minutes and seconds

@@ -1,8 +1,8 @@
-"""What the cells of a column have shown: counts over all rows, from which its kind follows.
+"""Evidence for the kind of a column: counts over all rows.
 
-It is private: it was computed from every row, without noise. Each cell is counted by itself: what it counts as never
-depends on another cell. One rule decides for every kind: the type of 95 % of the cells that are not empty
-(``MAJORITY``). The others are strays, which are missing values.
+It is private: it was computed from every row, without noise. Each cell is counted alone, independent of other
+cells. One rule decides for every kind: the type of 95 % of the cells that are not empty (``MAJORITY``). The others are
+strays, which are missing values.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 MAJORITY = 0.95  # of the cells that are not empty: the one rule by which every kind is inferred
-ENOUGH = 50  # rows, before the number of different values says anything
+ENOUGH = 50  # rows needed before the number of different values is used
 
 
 @dataclass
 class Evidence:
-    """What one column has shown so far.
+    """The counts of one column.
 
     ``decimal`` is the decimal sign that a schema gives. ``values`` are its different values, only if ``listed``.
     ``stray`` counts the cells that are not of the kind that a schema gives, None if it gives none. ``first_gap`` is the
@@ -62,7 +62,7 @@ class Evidence:
 
     @property
     def numeric(self) -> bool:
-        """Whether nearly all cells are numbers, whatever else they may be."""
+        """Whether nearly all cells are numbers, even if they also fit another kind."""
         return self.is_most(self.counts["number"])
 
     def has_many(self, share: float) -> bool:

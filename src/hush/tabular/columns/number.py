@@ -233,7 +233,7 @@ class Number(Column):
 
     @classmethod
     def find_gap(cls, seen: Evidence, cells: TextColumn) -> int | None:
-        """The place of the first cell that holds no number."""
+        """The index of the first cell without a number."""
         others = cells.plain[1] if seen.decimal == POINT else np.arange(len(cells))
         if not len(others):
             return None
@@ -398,7 +398,7 @@ class _Numbers(ConstantLayer):
 
 
 def read_numbers(cells: Cells, decimal: str = POINT) -> Floats:
-    """The cells as numbers, written with this decimal sign; NaN where there is none. Each is read by itself."""
+    """The cells as numbers, written with this decimal sign; NaN for other cells. Each is read alone."""
     if not isinstance(cells, TextColumn):
         return cells
     found, others = cells.plain if decimal == POINT else cells.read_commas(WITH_COMMA)
