@@ -36,7 +36,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import hush
 from hush.errors import HushError, UnsupportedModelError
-from hush.per_example.gradients import check_model, per_example_gradients
+from hush.per_example.gradients import SAME, TOGETHER, check_model, per_example_gradients
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 from language_models import losses as text_losses
@@ -547,7 +547,7 @@ def check(case: Case) -> tuple[str, str]:
     if not off <= CLOSE:
         return "WRONG", f"{off:.1e} {refused}"
     slow = {path.module: path.reason for path in paths if path.path not in ("book-keeping", "frozen")}
-    reasons = dict.fromkeys(why for why in slow.values() if not why.startswith("it is computed together"))
+    reasons = dict.fromkeys(why for why in slow.values() if not why.startswith((TOGETHER, SAME)))
     whole = f"{len(slow)} of {len(paths)} modules: {'; '.join(reasons)}" if slow else ""
     return ("exact, slow" if slow else "exact, fast"), "; ".join(filter(None, (whole, refused)))
 

@@ -167,6 +167,31 @@ def test_explain_decides_as_a_run_does_that_a_model_reads_values() -> None:
     (path,) = hush.explain(nn.Sequential(Peaked(6, 2)), losses, (X[:8], Y[:8]))
     assert path.path == "one by one"
     assert "'__bool__'" in path.reason
+    first, second = hush.explain(nn.Sequential(Peaked(6, 4), Peaked(4, 2)), losses, (X[:8], Y[:8]))
+    assert "'__bool__'" in first.reason
+    assert "'__bool__'" not in second.reason  # it names the other module instead
+    assert second.reason.endswith(" 0")
+
+
+class Normed(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if (x == 0).all(1).any():
+            raise ValueError("an empty row")
+        return super().forward(x)
+
+
+class Thinned(nn.Linear):
+    """All examples share one draw."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x * nn.functional.dropout(torch.ones(6)))
+
+
+def test_explain_has_the_empty_row_and_the_random_numbers_of_a_run() -> None:
+    with pytest.raises(hush.errors.UnsupportedModelError, match="an empty row"):
+        hush.explain(Normed(6, 2), losses, (X[:8], Y[:8]))
+    (path,) = hush.explain(Thinned(6, 2), losses, (X[:8], Y[:8]))
+    assert path.path == "book-keeping"
 
 
 def test_tune_gives_the_best_trial_and_charges_the_search_once(tmp_path: Path) -> None:

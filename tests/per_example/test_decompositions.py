@@ -153,6 +153,28 @@ def test_what_uses_packed_data_is_computed_one_example_at_a_time_for_that_reason
         torch.testing.assert_close(g, right.sum(torch.ones(N))[name], rtol=1e-4, atol=1e-6)
 
 
+def test_a_run_of_what_uses_packed_data_computes_one_example_at_a_time():
+    def doubled(packed):
+        return PackedSequence(F.relu(packed.data), *packed[1:])
+
+    sums, releases = [], None
+    for length in (2, STEPS):
+        lengths = LENGTHS.clone()
+        lengths[3] = length
+        content = (WORDS, lengths, LABELS, (torch.arange(N) != 3).float())
+        options = {"noise_multiplier": 1.0, "arithmetic": "fast", "accept_claimed": True}
+        plan = make_plan("dp-sgd", examples=N, batch_size=N, sample_rate=1.0, steps=2, **options)
+        model = Reader(nn.GRU, doubled, batch_first=True)
+        model.table = nn.Sequential(model.table, nn.Dropout(0.5))  # drawn before the packed data are used
+        with pytest.warns(GradientWarning, match="packed"):
+            found, releases = recorded(plan, model, weighted, content, given=releases)
+        assert verdict_of(model, weighted).engine == "one by one"
+        sums.append(found)
+    for one, other in zip(*sums, strict=True):
+        assert any(bool(g.any()) for g in one["gradient"].values())
+        assert all(torch.equal(g, other["gradient"][name]) for name, g in one["gradient"].items())
+
+
 def test_outside_of_a_recording_sequences_are_packed():
     assert isinstance(pack_sequence([torch.ones(2, 1), torch.ones(1, 1)]).data, torch.Tensor)
     model = Reader()

@@ -38,7 +38,14 @@ from hush.per_example.engine import (
 from hush.per_example.functional import record_functional, record_one_by_one, recording
 from hush.per_example.isolation import EngineComparison, keeping_generator
 from hush.per_example.model_checks import ModelStateGuard, check_model, to_group_norm
-from hush.per_example.model_rng import NotPerExample, drawing, draws_shared, model_randomness, probe_rng
+from hush.per_example.model_rng import (
+    NotPerExample,
+    bookmark_draws,
+    drawing,
+    draws_shared,
+    model_randomness,
+    probe_rng,
+)
 from hush.per_example.reads import Read, ReadChecks, ReadLog, checking_reads, current_checks, logging_to, watching_reads
 from hush.per_example.result import (
     EmptyGradients,
@@ -226,8 +233,14 @@ def _draw_all(model: nn.Module, losses: Losses, content: Any) -> None:
     if isinstance(losses, Augmented):
         content = losses.points(content, [Point()])[0].content
         losses = losses.losses
-    with recording(model, {}):
-        losses(model, content)
+    rewind = bookmark_draws()
+    try:
+        with recording(model, {}):
+            losses(model, content)
+    except NoLayerRule:  # it uses the data of packed sequences, so every example is computed alone
+        rewind()
+        with recording(model, {}, alone=True):
+            losses(model, content)
 
 
 def _draw_views(losses: Augmented, content: Any, points: Sequence[Point]) -> list[Point]:
@@ -253,6 +266,9 @@ class GradientPath:
     reason: str = ""
     time: float = 0.0
     memory: float = 0.0
+
+
+TOGETHER, SAME = "it is computed together with", "for the same reason as"
 
 
 class GradientPaths(tuple[GradientPath, ...]):
@@ -304,8 +320,14 @@ def list_kinds(model: nn.Module, losses: Losses) -> dict[str, list[str]]:
 
 
 def _list_paths(model: nn.Module, verdict: EngineChoice) -> list[GradientPath]:
+    """The path of every module with parameters; a reason that several have is given once."""
     rows = {n: m for n, m in model.named_modules() if next(m.parameters(recurse=False), None) is not None}
-    return [_find_path(name, rows, verdict) for name in rows]
+    paths, given = [], dict[str, str]()
+    for path in (_find_path(name, rows, verdict) for name in rows):
+        first = given.setdefault(path.reason, path.module)
+        same = path.reason and first != path.module and not path.reason.startswith(TOGETHER)
+        paths.append(replace(path, reason=f"{SAME} {first or 'the model'}") if same else path)
+    return paths
 
 
 def _decide_as_a_run(model: nn.Module, losses: Losses, batch: Any) -> None:
@@ -425,5 +447,5 @@ def _find_path(name: str, rows: dict[str, nn.Module], verdict: EngineChoice) -> 
     cause = next(iter(inside), "")
     reason = inside.get(cause, "")
     if name != cause and cause in rows:
-        reason = f"it is computed together with {cause or 'the model'}"
+        reason = f"{TOGETHER} {cause or 'the model'}"
     return GradientPath(name, kind, "one by one" if verdict.engine == "one by one" else "torch.func", reason)

@@ -6,6 +6,7 @@ other example's numbers. README.md in this folder says what this proves and what
 
 from hush.per_example.model_rng.context import (
     NotPerExample,
+    bookmark_draws,
     computing_again,
     drawing,
     drawing_only,
@@ -17,6 +18,7 @@ from hush.per_example.model_rng.context import (
 
 __all__ = [
     "NotPerExample",
+    "bookmark_draws",
     "computing_again",
     "drawing",
     "drawing_only",

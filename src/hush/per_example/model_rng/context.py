@@ -318,6 +318,22 @@ def _try_model(draws: RngScope, forward: Callable[[Any], Any], content: Any) -> 
     return DrawLayouts.of(two, three, rows=draws.rows)
 
 
+def bookmark_draws() -> Callable[[], None]:
+    """A function that forgets the draws from here on, for a trial forward that stops and is repeated."""
+    draws = _CURRENT.get()
+    if draws is None:
+        return lambda: None
+    rewind, seen = draws.counter.bookmark(), draws.seen
+    count = len(seen or ())
+
+    def forget() -> None:
+        rewind()
+        if seen is not None:
+            del seen[count:]
+
+    return forget
+
+
 def _read_other_generators() -> tuple[Any, ...]:
     name, keys, *rest = np.random.get_state(legacy=True)
     return random.getstate(), name, np.asarray(keys).tobytes(), *rest
