@@ -19,6 +19,9 @@ torch.set_num_threads(int(os.environ.get("HUSH_TEST_THREADS", "1")))
 settings.register_profile("untimed", deadline=None)  # no test passes or fails by the clock
 settings.load_profile("untimed")
 
+for rows in (1, 2, 3, *chunks.SIZES):  # kept in their cache: a short check must not change the number of rows chosen
+    for moving in (True, False):
+        chunks._count_passes(rows, moving)
 
 ROOT = Path(__file__).parent
 MARKED = {  # the folders and files of tests with a marker

@@ -336,9 +336,8 @@ def plan(n: int, batch: int, arithmetic: str, **options):
 
 
 def _count_kept(rows: int, kinds: int) -> int:
-    """The rows that stay, in the passes of all kinds: every two rows are separated by random ones, and each row stays
-    once for every other kind."""
-    return sum(int(kept.sum()) for kept in separate_rows(rows)) + (kinds - 1) * rows
+    """The rows that stay, in the passes of all kinds."""
+    return kinds * sum(int(kept.sum()) for kept in separate_rows(rows))
 
 
 def _count_shifts(rows: int, padding: int = 0) -> int:
