@@ -165,7 +165,7 @@ class Aggregator:
         nobody = Secret.from_seed(0, streams.BATCH_EFFECT)
 
         def compute(piece: Chunk, content: Any, step: int = 0) -> RowDigests:
-            digests = RowDigests(len(piece.places))
+            digests = RowDigests(len(piece.places), self._cut(len(piece.places)).starts)
             with _noting_outputs(self._model, digests):
                 self._sum_chunk(nobody, step, piece, self.losses, content, public, BlockSums(2), digests)
             return digests
@@ -277,16 +277,16 @@ class Aggregator:
 
     def list_chosen(self, secret: Secret, step: int, indices: Tensor) -> list[Tensor]:
         """The examples of a batch in each chunk that this process computes."""
-        return [chunk.chosen for block in self._cut(secret, step, indices) for chunk in block]
+        return [chunk.chosen for block in self._list_blocks(secret, step, indices) for chunk in block]
 
     def _watch_model(self) -> ModelStateGuard | None:
         return ModelStateGuard(self._model, self._params) if self._plan.adds_noise else None
 
     def _sum_blocks(self, secret: Secret, step: int, indices: Tensor, public: State) -> Sums:
-        total, units, blocks = _Total(), self._units.at(secret, step), self._cut(secret, step, indices)
-        count, number = sum(map(len, blocks)), 0
+        total, units, blocks = _Total(), self._units.at(secret, step), self._list_blocks(secret, step, indices)
+        count, number, starts = sum(map(len, blocks)), 0, self._cut(self.rows).starts
         for block in blocks:
-            sums, found = BlockSums(len(block)), Sums()
+            sums, found = BlockSums(len(block), starts), Sums()
             for at, chunk in enumerate(block):
                 losses = self._watch_losses(secret, step, number, count)
                 rows = units.take(indices[chunk.chosen])
@@ -310,9 +310,12 @@ class Aggregator:
         at = checksum((mark, *self._params.values(), *self._model.buffers(), *list_tensors(public)))
         return split_checksum(self._ranks.all_reduce(append_checksum(sums, self._ranks, at)), at)
 
-    def _cut(self, secret: Secret, step: int, indices: Tensor) -> list[list[Chunk]]:
-        """This process's blocks of a step."""
-        cut = Cut.of(self.rows, self.microbatch, "rigorous" if self._rigorous else "fast")
+    def _cut(self, rows: int) -> Cut:
+        return Cut.of(rows, self.microbatch, "rigorous" if self._rigorous else "fast")
+
+    def _list_blocks(self, secret: Secret, step: int, indices: Tensor) -> list[list[Chunk]]:
+        """This process's chunks of a step, by block; a chunk of several blocks is listed alone."""
+        cut = self._cut(self.rows)
         return cut.cut(cut.order(secret, step, len(indices)), self._ranks.rank, self._ranks.world)
 
     def _fill(self, chunk: Chunk, rows: Any, at: int) -> Any:

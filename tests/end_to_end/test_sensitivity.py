@@ -138,7 +138,9 @@ def test_one_more_example_flips_nobody_s_residual() -> None:
     assert moved_by_one_more("fast") > 3.0
 
 
-@pytest.mark.parametrize("n", [1, 3, 4, 5, 63, 64, 65, 127, 128, 129, 191, 192, 193, 383, 384, 385])
+@pytest.mark.parametrize(
+    "n", [1, 3, 4, 5, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257, 351, 352, 353, 383, 384, 385]
+)
 def test_one_more_example_at_the_ends_of_chunks_and_blocks(n: int) -> None:
     assert moved_by_one_more("rigorous", n) <= 1.0
 

@@ -34,16 +34,19 @@ from hush.ledger.book import Ledger
 from hush.ledger.run_account import charge as charge_run
 from hush.methods import make_plan
 from hush.per_example import chunks
+from hush.per_example.bookkeeping import BookkeepingGradients
 from hush.per_example.chunks import (
     BLOCK,
     DOUBLE,
     FAN,
     KINDS,
     MODES,
+    MOST,
     PROCESSES,
     SIZES,
     UNIT,
     Cut,
+    RowDigests,
     RowsNotIndependent,
     bound_block,
     charge,
@@ -57,7 +60,7 @@ from hush.per_example.chunks import (
 from hush.per_example.engine import verdict_of
 from hush.per_example.gradients import GradientWarning as GradientWarningChecks
 from hush.per_example.gradients import per_example_gradients
-from hush.per_example.result import GradientWarning
+from hush.per_example.result import BlockSums, GradientWarning
 from hush.per_example.terms import Recomputed
 from hush.randomness import Secret
 from hush.sampling import CyclicPoisson, FixedSize, Partitioned, Poisson, Shuffled
@@ -102,7 +105,7 @@ class TestChunks:
             blocks = cut.cut(order, rank, world)
             assert blocks
             for block in blocks:
-                assert sum(len(chunk.places) for chunk in block) <= (microbatch if mode == "fast" else BLOCK)
+                assert sum(len(chunk.places) for chunk in block) <= (microbatch if mode == "fast" else max(BLOCK, rows))
                 for chunk in block:
                     seen += chunk.chosen.tolist()
                     assert torch.equal(chunk.places[: len(chunk.chosen)], chunk.chosen)
@@ -114,7 +117,7 @@ class TestChunks:
         assert sorted(seen) == list(range(count))
 
     @pytest.mark.parametrize("world", [1, 2, 3])
-    @pytest.mark.parametrize("rows", [4, 16, 48, 64, 96, 144, 192])
+    @pytest.mark.parametrize("rows", [4, 16, 48, 64, 96, 144, 192, 224, 256, MOST])
     def test_one_example_more_changes_at_most_two_blocks(self, rows: int, world: int) -> None:
         """Up to three blocks per process, where a chunk or a block begins and in between."""
         cut = Cut.of(rows, 400, "rigorous")
@@ -193,13 +196,71 @@ class TestChunks:
 
 def _list_blocks(cut: Cut, count: int, world: int) -> dict[tuple[int, int], tuple[int, ...]]:
     """The examples of each block, by process and number, in the order of their rows."""
-    order = cut.order(SECRET, 7, count)
-    return {
-        (rank, number): tuple(torch.cat([chunk.chosen for chunk in block]).tolist())
-        for rank in range(world)
-        for number, block in enumerate(cut.cut(order, rank, world))
-        if any(len(chunk.chosen) for chunk in block)
-    }
+    order, found = cut.order(SECRET, 7, count), dict[tuple[int, int], tuple[int, ...]]()
+    for rank in range(world):
+        blocks = cut.cut(order, rank, world)
+        assert len(cut.starts) == 1 or all(len(block) == 1 for block in blocks)
+        together = [torch.cat([chunk.chosen for chunk in block]) for block in blocks]
+        ends = (*cut.starts[1:], 10**6)
+        parts = [rows[a:b].tolist() for rows in together for a, b in zip(cut.starts, ends, strict=True)]
+        assert all(len(part) <= BLOCK for part in parts)
+        found |= {(rank, number): tuple(part) for number, part in enumerate(parts) if part}
+    return found
+
+
+class TestBlockSums:
+    """What a block is in `Cut` is what is summed in float32; the sums of several blocks are added in float64."""
+
+    @pytest.mark.parametrize("rows", [BLOCK, 224, 256, MOST])
+    @pytest.mark.parametrize("kind", ["linear", "positions", "materialized"])
+    def test_a_large_chunk_is_summed_block_by_block(self, rows: int, kind: str, monkeypatch) -> None:
+        cut = Cut.of(rows, 400, "rigorous")
+        assert len(cut.starts) == (1 if rows <= BLOCK else 2)
+        sizes = [stop - start for start, stop in itertools.pairwise((*cut.starts, rows))]
+        assert sum(sizes) == rows
+        assert max(sizes) <= BLOCK
+        shape = {"linear": (20,), "positions": (40, 20), "materialized": (4, 5)}[kind]
+        x = torch.randn(rows, *shape, generator=torch.Generator().manual_seed(0))
+        model = nn.Linear(shape[-1], 30)
+        tape = per_example_gradients(
+            model,
+            lambda model, x: model(x).square().flatten(1).sum(1),
+            x,
+            engine="functional" if kind == "materialized" else "book-keeping",
+        )
+        weights, seen = torch.rand(rows, dtype=torch.float64), []
+        sums = type(tape).sum
+        monkeypatch.setattr(
+            type(tape),
+            "sum",
+            lambda self, w, start=0, stop=None: seen.append((start, stop)) or sums(self, w, start, stop),
+        )
+        block = BlockSums(1, cut.starts)
+        found = block.add(0, tape, weights, dict(model.named_parameters()))
+        assert block.complete
+        assert all(value.dtype == (torch.float64 if len(sizes) > 1 else torch.float32) for value in found.values())
+        if len(sizes) > 1:
+            assert seen == list(zip(cut.starts, (*cut.starts[1:], None), strict=True))
+            parts = [sums(tape, weights, start, start + size) for start, size in zip(cut.starts, sizes, strict=True)]
+            assert all(torch.equal(found[name], sum(part[name].double() for part in parts)) for name in found)
+        whole = {name: value.double() for name, value in sums(tape, weights).items()}
+        assert all(torch.allclose(found[name].double(), whole[name], rtol=1e-4, atol=1e-3) for name in found)
+
+    def test_rows_that_a_sum_computes_again_are_compared_in_its_groups(self, monkeypatch) -> None:
+        """Groups of another size could have other bits, about which the check would say nothing."""
+        rows, starts, sizes = 352, Cut.of(352, 400, "rigorous").starts, list[int]()
+        term = Recomputed(torch.randn(rows, 20, 64), torch.randn(rows, 20, 124))
+        compute = Recomputed.rows
+        monkeypatch.setattr(
+            Recomputed, "rows", lambda self, low, high: sizes.append(high - low) or compute(self, low, high)
+        )
+        RowDigests(rows, starts).add("", {"w": term})
+        compared, sizes[:] = list(sizes), []
+        tape = BookkeepingGradients(torch.zeros(rows), {"w": torch.zeros(124, 64)}, {"w": [term]})
+        BlockSums(1, starts).add(0, tape, torch.ones(rows), tape.params)
+        assert compared == sizes
+        RowDigests(rows).add("", {"w": term})
+        assert compared != sizes[len(compared) :], "this test needs a shape whose groups differ"
 
 
 class Mixing(nn.Module):
@@ -483,11 +544,13 @@ class TestRigorous:
 
     def test_a_last_vector_that_is_not_full_is_compared_more_often(self) -> None:
         """A sigmoid of single numbers has another kernel for the numbers after the last two whole vectors."""
-        assert [rows for rows in SIZES if not has_remainder(rows, 1)] == [32, 64, 96, 128, 160, 192]
-        assert [rows for rows in SIZES if not has_remainder(rows, 2)] == [64, 128, 192]
-        assert [rows for rows in SIZES if not has_remainder(rows, 1, size=2)] == [64, 128, 192]
-        assert [rows for rows in SIZES if not has_remainder(rows, 3)] == [192]
-        assert all(has_remainder(rows, 4) for rows in SIZES)  # three of four threads can share a tensor
+        assert [rows for rows in SIZES if not has_remainder(rows, 1)] == list(range(32, MOST + 1, 32))
+        assert [rows for rows in SIZES if not has_remainder(rows, 2)] == list(range(64, MOST + 1, 64))
+        assert [rows for rows in SIZES if not has_remainder(rows, 1, size=2)] == list(range(64, MOST + 1, 64))
+        assert [rows for rows in SIZES if not has_remainder(rows, 3)] == [192, 384]
+        assert [rows for rows in SIZES if not has_remainder(rows, 4)] == [
+            384
+        ]  # three of four threads can share a tensor
 
     def test_a_ledger_carries_what_arithmetic_assumes_along(self, tmp_path) -> None:
         for mode, said in (("fast", False), ("rigorous", True)):
@@ -562,7 +625,7 @@ class TestRigorous:
         term, found = Recomputed(torch.randn(4, 20, 30), torch.randn(4, 20, 50)), []
         other = term.rows(3, 4) * (1 + 2.0**-23)  # as by another kernel for the last group
         for groups in ([(0, term.rows(0, 4))], [(0, term.rows(0, 3)), (3, other)]):
-            monkeypatch.setattr(Recomputed, "list_groups", lambda self, groups=groups: groups)
+            monkeypatch.setattr(Recomputed, "list_groups", lambda self, start, stop, groups=groups: groups)
             found.append(chunks.RowDigests(4))
             found[-1].add("weight", term)
         rows = torch.arange(4)

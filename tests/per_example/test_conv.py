@@ -116,7 +116,7 @@ def test_a_model_for_images_of_one_s_own_takes_one_image_as_well() -> None:
 
 def test_a_convolution_knows_which_order_it_was_given() -> None:
     rule = Convolution.of(2, 1, 1, 1, 1, (3, 3))
-    x, weight = torch.randn(4, 8, 9, 9), torch.randn(6, 8, 3, 3)
+    x, weight = torch.randn(4, 4, 9, 9), torch.randn(6, 4, 3, 3)  # too few channels for the library
     gy = torch.randn(4, 6, 9, 9)
     assert isinstance(rule.term(x, gy, weight), Materialized)
     last = [t.contiguous(memory_format=torch.channels_last) for t in (x, gy)]
@@ -124,3 +124,46 @@ def test_a_convolution_knows_which_order_it_was_given() -> None:
     mixed = rule.term(last[0], gy, weight)  # an output's gradient that came back in the usual order
     assert isinstance(mixed, TurnedRows)
     assert torch.allclose(mixed.rows(0, 4), rule.term(x, gy, weight).rows(0, 4), atol=1e-4)
+
+
+def _make_term(rule: Convolution, inputs: int, outputs: int, side: int, last: bool) -> Windowed:
+    generator = torch.Generator().manual_seed(5)
+    shape = (inputs, outputs, 3, 3) if rule.transposed else (outputs, inputs, 3, 3)
+    weight, x = torch.randn(shape, generator=generator), torch.randn(20, inputs, side, side, generator=generator)
+    x = x.contiguous(memory_format=torch.channels_last) if last else x
+    return Windowed(rule, x, torch.randn_like(rule.forward(x, weight, None)), weight)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Convolution.of(2, 1, 0, 1, 1, (3, 3)),
+        Convolution.of(2, (2, 1), (1, 2), 1, 1, (3, 3)),
+        Convolution.of(2, 1, 1, (2, 1), 1, (3, 3)),
+        Convolution.transpose(2, 2, 1, 0, 1, 1),
+        Convolution.transpose(2, 2, 1, 1, 1, 1),
+    ],
+)
+def test_rows_from_the_library_are_the_gradients(rule: Convolution, last: bool) -> None:
+    term = _make_term(rule, 8, 16, 9, last)
+    assert term._suits_library()
+    found, expected = term.materialize().rows(0, 20), term.hold().rows(0, 20)
+    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
+    assert found[3].abs().max() > 1
+    broken = term.gy.clone()
+    broken[3] = torch.nan
+    again = Windowed(rule, term.x, broken, term.weight).materialize().rows(0, 20)
+    assert bool(again[3].isnan().all())
+    others = [i for i in range(20) if i != 3]
+    assert torch.equal(again[others], found[others])  # bits of the other examples
+
+
+def test_rows_from_the_library_where_they_are_slow_or_impossible() -> None:
+    """Few channels, float64, and a transposed convolution with more output padding than stride."""
+    assert not _make_term(Convolution.of(2, 1, 0, 1, 1, (3, 3)), 1, 16, 9, False)._suits_library()
+    usual = _make_term(Convolution.of(2, 1, 0, 1, 1, (3, 3)), 8, 16, 9, False)
+    assert not Windowed(usual.rule, usual.x.double(), usual.gy.double(), usual.weight.double())._suits_library()
+    odd = _make_term(Convolution.transpose(2, 1, 0, 1, 1, 2), 8, 16, 9, False)
+    assert not odd._suits_library()
+    assert torch.equal(odd.materialize().rows(0, 20), odd.hold().rows(0, 20))

@@ -21,7 +21,7 @@ Initialisation = Literal["torch", "published"]
 TASKS = ("classification", "regression")
 ROWS_PER_UNIT = 8
 CHECKPOINT_EVERY = 50  # steps between two checkpoints
-MICROBATCH = 400  # rows computed before their gradients are summed; in rigorous arithmetic never more than 192
+MICROBATCH = 400  # rows computed before their gradients are summed; in rigorous arithmetic never more than 384
 CLASS_SHARE = 0.2  # of ε for noisy classes on their own; composed with training it takes about its square of the noise
 LAYER_WIDTH, LAYER_CLIP = 50, 0.5  # of a sanitisation layer
 

@@ -5,9 +5,9 @@ it changes the shape of the matrix products that compute all other gradients. In
 both are bounded. The examples of a batch are put in a uniformly random secret order, and this order is cut into
 *chunks* of one public number of rows; only the last chunk is padded, with rows of zeros. Everything that belongs to a
 single example (activations, gradients, norms, clip factors) is computed in its chunk, so always at one shape. A
-*block* is a few consecutive chunks of at most :data:`BLOCK` rows, which are summed in the gradients' own type; sums
-across blocks use float64. One more example takes a random position, and the example that was there moves to the end: at
-most two blocks change. ``per_example/ARITHMETIC.md`` has the derivation.
+*block* is at most :data:`BLOCK` rows, which are summed in the gradients' own type: a few consecutive chunks, or a part
+of a larger chunk; sums across blocks use float64. One more example takes a random position, and the example that was
+there moves to the end: at most two blocks change. ``per_example/ARITHMETIC.md`` has the derivation.
 
 In *fast* arithmetic a chunk is any number of examples, and nothing is proven about rounding.
 """
@@ -38,7 +38,9 @@ from hush.randomness import Secret, generator, seeded, streams
 Mode = Literal["rigorous", "fast"]
 MODES = ("rigorous", "fast")
 BLOCK = 192  # rows that are summed in the gradients' own type, at most
-SIZES = (4, 8, *range(16, BLOCK + 1, 16))  # numbers of rows that a chunk can have, unless the microbatch is smaller
+MOST = 2 * BLOCK  # rows of a chunk, at most
+SIZES = (4, 8, *range(16, BLOCK, 16), *range(BLOCK, MOST + 1, 32))
+"""The numbers of rows that a chunk can have, unless the microbatch is smaller."""
 FAN = 128  # blocks that are added one after the other in float64 before their sum goes to the next level
 PROCESSES = 1024  # processes that can share a run
 UNIT = 2.0**-24  # unit roundoff of float32: the largest relative error of one rounding
@@ -101,6 +103,12 @@ class Cut:
     rows: int  # of a chunk; in fast arithmetic at most
     chunks: int = 1  # of a block, at most
     mode: Mode = "rigorous"
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The first row of each block of a chunk: one block, unless a chunk has more rows than a block can have."""
+        blocks = 1 if self.mode == "fast" else -(-self.rows // BLOCK)
+        return tuple(self.rows * number // blocks for number in range(blocks))
 
     @staticmethod
     def of(rows: int, microbatch: int, mode: Mode) -> Cut:
@@ -245,8 +253,8 @@ class RowDigests:
 
     A digest holds two sums of a row's 32-bit words, as they are and mixed, times fixed odd weights, modulo 2³²."""
 
-    def __init__(self, rows: int) -> None:
-        self.rows, self.found = rows, list[tuple[str, Tensor]]()
+    def __init__(self, rows: int, starts: tuple[int, ...] = (0,)) -> None:
+        self.rows, self.starts, self.found = rows, starts, list[tuple[str, Tensor]]()
 
     def add(self, label: str, value: Any) -> None:
         """Add the tensors of a nested value; keys of a mapping are labels. Tensors without a row per example are
@@ -262,7 +270,11 @@ class RowDigests:
                 self.add(label, part)
         elif dataclasses.is_dataclass(value):
             if hasattr(value, "list_groups"):  # gradients that are not stored
-                parts = [_digest_rows(rows.detach(), len(rows)) for _, rows in value.list_groups()]
+                parts = [
+                    _digest_rows(rows.detach(), len(rows))
+                    for start, stop in itertools.pairwise((*self.starts, self.rows))
+                    for _, rows in value.list_groups(start, stop)
+                ]
                 self.found.append((label, torch.cat(parts)))
             for field in dataclasses.fields(value):
                 if field.name not in ("params", "suspects", "weight", "like"):

@@ -38,8 +38,9 @@ from hush.per_example.terms import (
 # A convolution's input is unfolded into its windows a few examples at a time, in buffers that stay in the cache.
 
 SHORT, WASTE = 10, 1.25  # rows of at most SHORT positions are copied as runs, if that lengthens them by at most WASTE
-ROOM = 1.5  # a gradient is materialized only up to this many times the size of the input and its gradient
+ROOM = 2.0  # a gradient is materialized only up to this many times the size of the input and its gradient
 SMALL = 1 << 15  # size of the padded input of the examples whose windows are copied at once
+CHANNELS = 6  # with fewer channels on a side the library's convolution of every example is no faster than windows
 
 
 class Geometry(Protocol):
@@ -276,7 +277,7 @@ class Convolution:
         """Materialized gradients if that is cheaper, otherwise the factors they are computed from."""
         windowed = Windowed(self, x, gy if _lie_together(gy) else gy.contiguous(), weight)
         small = weight.numel() <= ROOM * (x[0].numel() + gy[0].numel())
-        return windowed.hold() if small and windowed.held_is_cheaper() else windowed
+        return windowed.materialize() if small and windowed.held_is_cheaper() else windowed
 
 
 @dataclass(frozen=True)
@@ -355,6 +356,41 @@ class Windowed:
         columns = Columns.of(self.rule, self.wide, grid, kernel, step, 1, self.wide.dtype)
         for wide, narrow in zip(torch.split(self.wide, step), torch.split(self.narrow, step), strict=True):
             yield narrow.flatten(2), columns.fill(wide).view(len(wide), self.positions, self.window)
+
+    def materialize(self) -> Term:
+        """The gradients as they are clipped and summed, which need no bound on their own rounding: by the library's
+        convolution, which copies no windows, where that is faster."""
+        return Materialized(self._convolve()) if self._suits_library() else self.hold()
+
+    def _suits_library(self) -> bool:
+        if not self.x.is_cpu or self.x.dtype != torch.float32 or self.rule.dims != 2 or self.rule.groups != 1:
+            return False
+        if min(self.weight.shape[:2]) < CHANNELS or not (torch._C._has_mkldnn and torch._C._get_mkldnn_enabled()):
+            return False
+        return tuple(self.narrow.shape[2:]) == self._count_windows()
+
+    def _count_windows(self) -> tuple[int, ...]:
+        """The windows along each dimension that fit the wide side; a transposed convolution can have fewer."""
+        sizes = zip(self.wide.shape[2:], self.weight.shape[2:], strict=True)
+        rules = zip(self.rule.stride, self.rule.padding, self.rule.dilation, strict=True)
+        return tuple((w + 2 * p - d * (k - 1) - 1) // s + 1 for (w, k), (s, p, d) in zip(sizes, rules, strict=True))
+
+    def _convolve(self) -> Tensor:
+        """The weight gradients of convolutions of a few examples at a time, each of which is a group."""
+        n, shape, mask = len(self.x), self.weight.shape, [False, True, False]
+        step = chunk_of(self.wide[0].numel() + self.narrow[0].numel(), n)
+        out = self.weight.new_empty(n, *shape) if step < n else None
+        for low in range(0, n, step):
+            m = min(step, n - low)
+            wide, narrow = (t[low : low + m].reshape(1, -1, *t.shape[2:]) for t in (self.wide, self.narrow))
+            weight = self.weight.new_empty(1).expand(m * shape[0], *shape[1:])  # only its shape is used
+            settings = replace(self.rule, groups=m, transposed=False, output_padding=())._settings()
+            found: Tensor = torch.ops.aten.convolution_backward(narrow, wide, weight, None, *settings, mask)[1]
+            if out is None:
+                return found.view(n, *shape)
+            out[low : low + m] = found.view(m, *shape)
+        assert out is not None
+        return out
 
     def hold(self) -> Term:
         """The gradients, in the memory layout in which they are computed."""

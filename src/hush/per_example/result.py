@@ -199,9 +199,11 @@ def add_rows(total: Tensor, rows: Tensor, weights: Weights) -> Tensor:
 class BlockSums:
     """The sums of a block of chunks: each is computed when the last chunk was recorded.
 
-    Until then `add` returns ``zeros``: a query that adds up its chunks gets the whole sum with the last one."""
+    Until then `add` returns ``zeros``: a query that adds up its chunks gets the whole sum with the last one. A chunk
+    of several blocks, which begin at the rows ``starts``, is summed block by block, and blocks are added in float64."""
 
     chunks: int
+    starts: tuple[int, ...] = (0,)
     waiting: list[list[tuple[PerExampleGradients, Tensor | Named]]] = field(default_factory=list)
     zeros: Named = field(default_factory=dict)
 
@@ -216,7 +218,13 @@ class BlockSums:
                 self.zeros = {name: p.new_zeros(()).expand(p.shape) for name, p in params.items()}
             return dict(self.zeros)
         self.waiting[number] = []
-        return tape.sum_block(weights, before)
+        if len(self.starts) == 1:
+            return tape.sum_block(weights, before)
+        total: Named = {}
+        for start, stop in zip(self.starts, (*self.starts[1:], None), strict=True):
+            for name, part in tape.sum(weights, start, stop).items():
+                total[name] = total[name].add_(part) if start else part.double()
+        return total
 
     @property
     def complete(self) -> bool:

@@ -275,12 +275,11 @@ class OuterProduct:
 class Recomputed(OuterProduct):
     """The same with many positions: the gradients of a few examples at a time are computed again for the sum."""
 
-    def list_groups(self) -> Iterator[tuple[int, Tensor]]:
-        """The gradients as they are summed, and the index of the first of each group."""
-        n = len(self.a)
-        step = chunk_of(self.a.shape[2] * self.b.shape[2], n)
-        for low in range(0, n, step):
-            yield low, self.rows(low, min(n, low + step))
+    def list_groups(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
+        """The gradients of examples start … stop−1 as they are summed, and the index of the first of each group."""
+        step = chunk_of(self.a.shape[2] * self.b.shape[2], stop - start)
+        for low in range(start, stop, step):
+            yield low, self.rows(low, min(stop, low + step))
 
     def bound_squares(self, certain: bool = True) -> Tensor:
         """Bounds for the gradients with the rounding that they are summed with."""
@@ -297,7 +296,7 @@ class Recomputed(OuterProduct):
     def add_sum(self, total: Tensor | None, weights: Weights) -> Tensor:
         """The same, added to a sum."""
         out = self.a.new_zeros(self.b.shape[2], self.a.shape[2]) if total is None else total
-        for low, rows in Recomputed(weights.rows(self.a), weights.rows(self.b)).list_groups():
+        for low, rows in Recomputed(weights.rows(self.a), weights.rows(self.b)).list_groups(0, len(weights.values)):
             out.view(-1).addmv_(rows.flatten(1).t(), weights.values[low : low + len(rows)])
         return out
 
