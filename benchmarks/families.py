@@ -152,7 +152,7 @@ def configure(family: str) -> Any:
     """A small configuration of the family; raises if there is none."""
     kind = CONFIG_MAPPING[family]
     usual = kind()
-    given = {key: value for key, value in SMALL.items() if _is_like(getattr(usual, key, None), value)}
+    given = {key: value for key, value in SMALL.items() if _is_like(usual, key)}
     if family == "perceiver":
         given |= {"num_cross_attention_heads": 4, "num_self_attention_heads": 4}
     for key, value in usual.to_dict().items():
@@ -164,15 +164,15 @@ def configure(family: str) -> Any:
     for part in ("vision_config", "text_config"):
         if hasattr(usual, part) and not isinstance(getattr(usual, part), dict):
             own = getattr(usual, part)
-            small = {key: value for key, value in SMALL.items() if _is_like(getattr(own, key, None), value)}
+            small = {key: value for key, value in SMALL.items() if _is_like(own, key)}
             given[part] = {key: value for key, value in small.items() if key != "head_dim"}
     given |= OWN.get(family, {})
     return kind(**{key: value for key, value in given.items() if value is not None})
 
 
-def _is_like(usual: Any, value: Any) -> bool:
-    """Whether a setting exists, and is a list if this value is one."""
-    return usual is not None and isinstance(usual, (list, tuple)) == isinstance(value, list)
+def _is_like(usual: Any, key: str) -> bool:
+    """Whether a configuration has this setting, as a list if the small value is one."""
+    return hasattr(usual, key) and isinstance(getattr(usual, key), (list, tuple)) == isinstance(SMALL[key], list)
 
 
 def build(owner: Any, family: str) -> nn.Module:
@@ -526,6 +526,7 @@ def check(case: Case) -> tuple[str, str]:
     try:
         model, refused = prepare(case)
         model = without_dropout(model)
+        case.losses(model, widen(content))
         values, rows = loop(model, case, widen(content))
         again = loop(model, case, widen(content))[1]
     except HushError as error:
