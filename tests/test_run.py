@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 
 from hush.accounting.guarantee import SECRET_SEED
 from hush.checkpointing import Checkpoints
-from hush.errors import InvalidInputError, RunStateError, UnsupportedModelError
+from hush.errors import InvalidInputError, ReleaseError, RunStateError, UnsupportedModelError
 from hush.methods import make_plan
 from hush.per_example.result import GradientWarning
 from hush.randomness import Secret
@@ -366,6 +366,15 @@ class TestArtefact:
             for value in record.numbers().values():
                 assert value == int(value) or repr(value) not in text
         assert "loss" not in text.replace("the model and its loss treat every example separately", "")
+
+    def test_a_state_dict_that_differs_from_the_model_is_not_released(self, tmp_path):
+        run = plan().start(mlp(), losses, data(), secret=4)
+        run.step()
+        name = next(iter(run.model.state_dict()))
+        run.model._register_state_dict_hook(lambda module, state, *_: state.update({name: state[name] + 1}))
+        with pytest.raises(ReleaseError, match=name):
+            run.release(tmp_path / "released")
+        assert not (tmp_path / "released").exists()
 
     def test_a_chosen_secret_seed_is_said(self, tmp_path):
         seeded, fresh = plan().start(mlp(), losses, data(), secret=4), plan().start(mlp(), losses, data())

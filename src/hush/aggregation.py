@@ -42,7 +42,13 @@ from hush.per_example.chunks import (
 from hush.per_example.engine import SpotChecks, count_spot_checks
 from hush.per_example.functional import ModelParts, keeping_parts
 from hush.per_example.gradients import list_kinds
-from hush.per_example.model_checks import ModelStateGuard, check_model, is_known_separate
+from hush.per_example.model_checks import (
+    ModelStateGuard,
+    check_model,
+    check_surroundings,
+    has_known_augmentation,
+    is_known_separate,
+)
 from hush.per_example.model_rng import model_randomness
 from hush.per_example.reads import ReadChecks, checking_reads
 from hush.per_example.result import BlockSums, GradientWarning, microbatch_scope
@@ -53,7 +59,7 @@ if TYPE_CHECKING:
     from hush.plan import Plan
 
 SEPARATE = "the model and its loss treat every example separately (checked at {} of {} steps)"
-FORGETFUL = "the model and its loss keep nothing of one example for another"
+FORGETFUL = "the model and its loss use nothing of one example for another"
 EMPTY_PLACE = 2**40  # the number of the row that is empty in every chunk of a model that reads values
 KEPT = 2**25 - 2**16  # bytes: glibc counts blocks of up to 32 MiB, with what it adds to them
 EXTREMES = (1.0, 0.0, 1e4, 1e-40, math.nan, math.inf)  # factors for random inputs whose reads are compared
@@ -131,6 +137,7 @@ class Aggregator:
         if self._untouched is None:
             with self._keeping_parts():
                 return self._sum_blocks(secret, step, indices, public)
+        check_surroundings()
         check_model(self._model)  # at every step, because user code can switch a layer's mode
         self.start(public)
         with self._untouched.during_forward(complete=self._fresh), self._kernels(), self._keeping_parts():
@@ -266,7 +273,7 @@ class Aggregator:
         stated, because the secret selects these steps."""
         if not self._plan.adds_noise or is_known_separate(self._model, self.losses):
             return ""
-        if self.isolated:
+        if self.isolated and (self.rows == 1 or has_known_augmentation(self.losses)):
             return FORGETFUL
         return SEPARATE.format(count_spot_checks(self._plan.steps), self._plan.steps)
 

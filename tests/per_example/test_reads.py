@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import pickle
+import types
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -11,18 +13,24 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hush import make_plan
 from hush.aggregation import FORGETFUL, SEPARATE
+from hush.bench.trial import WatchedLosses
+from hush.datasets import problem as problem_module
+from hush.datasets.images import shifted
 from hush.datasets.models import logistic
 from hush.datasets.problem import cross_entropy as shipped_losses
-from hush.errors import UnsupportedModelError
-from hush.per_example.augmentation import Augmented
+from hush.errors import RunStateError, UnsupportedModelError
+from hush.per_example.augmentation import Augmented, average_rows
 from hush.per_example.engine import PERIOD, SpotChecks, count_spot_checks, verdict_of
 from hush.per_example.gradients import _Recording
-from hush.per_example.model_checks import is_known_separate
+from hush.per_example.model_checks import has_known_augmentation, is_known_separate
 from hush.per_example.reads import ReadLog, differentiate, logging_to, watching_reads
 from hush.per_example.result import GradientWarning
+from hush.privacy_unit import UnitLosses
 from hush.randomness import Secret
 from mixing_models import X, Y, cross_entropy
 
@@ -583,6 +591,111 @@ def test_a_method_replaced_on_a_model_of_hush_may_mix_examples(name):
     own = getattr(layer, name)
     setattr(layer, name, lambda x: own(torch.where((x == RARE).any(), -x, x)))
     assert not is_known_separate(model, shipped_losses)
+
+
+def test_a_compiled_call_or_a_method_replaced_on_a_class_may_mix_examples(monkeypatch):
+    model = logistic(4, 3)
+    layer = next(m for m in model.modules() if isinstance(m, nn.Linear))
+    layer._compiled_call_impl = lambda x: -x
+    assert not is_known_separate(model, shipped_losses)
+    layer._compiled_call_impl = None
+    assert is_known_separate(model, shipped_losses)
+    own = nn.Linear.forward
+    monkeypatch.setattr(nn.Linear, "forward", lambda module, x: own(module, torch.where((x == RARE).any(), -x, x)))
+    assert not is_known_separate(model, shipped_losses)
+
+
+class Named:
+    """A hook that claims to be of torch."""
+
+    __module__ = "torch.nn.utils"
+
+    def __call__(self, module, given, out):
+        return -out
+
+
+@pytest.mark.parametrize("hook", [Named(), nn.DataParallel(nn.Identity())])
+def test_a_hook_that_is_not_of_torch_may_mix_examples(hook):
+    model = logistic(4, 3)
+    model.register_forward_hook(hook)
+    assert not is_known_separate(model, shipped_losses)
+
+
+def own_losses(model, content):
+    return shipped_losses(model, content)
+
+
+def own_augment(content):
+    return content
+
+
+def close_over(losses):
+    """A function of hush's own kind that holds others' losses."""
+    return types.FunctionType((lambda model, content: losses(model, content)).__code__, vars(problem_module), "f", None,
+                              (types.CellType(losses),))  # fmt: skip
+
+
+HELD = {
+    "weights": lambda losses: problem_module.Weighted(losses, (1.0, 1.0, 1.0)),
+    "a bound method": lambda losses: problem_module.Weighted(losses, (1.0, 1.0, 1.0)).__call__,
+    "a bench": lambda losses: WatchedLosses(losses, 3),
+    "units": lambda losses: UnitLosses(losses, 2),
+    "a closure": close_over,
+    "views": lambda losses: Augmented(losses, shifted(1), 2),
+    "views of units": lambda losses: average_rows(Augmented(losses, shifted(1), 2), 2),
+}
+
+
+@pytest.mark.parametrize("wrap", HELD.values(), ids=HELD)
+def test_losses_that_hold_others_may_mix_examples(wrap):
+    assert is_known_separate(logistic(4, 3), wrap(shipped_losses))
+    assert not is_known_separate(logistic(4, 3), wrap(own_losses))
+
+
+@pytest.mark.parametrize("most", [None, 2])
+def test_an_augmentation_of_others_may_mix_examples(most):
+    """Also where the model is computed one example at a time: the augmentation sees the whole chunk."""
+    for augment, known in ((shifted(1), True), (own_augment, False)):
+        losses = Augmented(shipped_losses, augment, 2)
+        losses = losses if most is None else average_rows(losses, most)
+        assert is_known_separate(logistic(4, 3), losses) == known
+        assert has_known_augmentation(losses) == known
+
+
+@SLOW
+def test_an_augmentation_is_a_condition_of_isolated_examples_too():
+    run = start(WithRule(), Augmented(shipped_losses, own_augment, 1), x=ODD)
+    run.check_arithmetic()
+    assert run._summing.isolated
+    assert SEPARATE.format(count_spot_checks(run.plan.steps), run.plan.steps) in run.guarantee.assumptions
+
+
+class Mixing(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+class Dispatching(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("around", "error"),
+    [
+        (Mixing, UnsupportedModelError),
+        (Dispatching, UnsupportedModelError),
+        (lambda: torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t), UnsupportedModelError),
+        (torch.inference_mode, RunStateError),
+        (lambda: torch.device("cpu"), None),  # a mode of torch
+    ],
+)
+def test_nothing_else_takes_part_in_a_step(around, error):
+    run = start(logistic(4, 3), shipped_losses)
+    run.step()
+    with around(), nullcontext() if error is None else pytest.raises(error):
+        run.step()
+    run.step()
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 100, PERIOD, 2 * PERIOD - 1, 5 * PERIOD + 7])

@@ -333,7 +333,7 @@ CONDITIONS: tuple[str | None, ...] = (
     SECRET_GIVEN,
     TRAINED,
     "the model and its loss treat every example separately",
-    "the model and its loss keep nothing of one example for another",
+    "the model and its loss use nothing of one example for another",
     HOOKED,
     UPDATED,
     KEPT,

@@ -127,7 +127,7 @@ class WatchedLosses:
     """The losses of a problem, which count right answers as they pass; the labels are the content's last part."""
 
     def __init__(self, losses: Losses, classes: int | None) -> None:
-        self._losses, self._classes = losses, classes
+        self.losses, self._classes = losses, classes
         self._scores: Tensor | None = None
         self._seen: Any = None
         self._counted: list[tuple[Tensor, Tensor]] = []  # right answers, examples; one entry a forward
@@ -139,7 +139,7 @@ class WatchedLosses:
 
     def __call__(self, model: nn.Module, content: Any) -> Tensor:
         """The losses, unchanged."""
-        values = self._losses(model, content)
+        values = self.losses(model, content)
         if self._classes is not None and model.training:
             self._count(content)
         return values

@@ -12,19 +12,22 @@ from __future__ import annotations
 import copy
 import hashlib
 import operator
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as everywhere
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from hush._internal.tensors import WIDTH, Named, fold_words
-from hush.errors import ExamplesNotIndependent, UnsupportedModelError
+from hush.errors import ExamplesNotIndependent, RunStateError, UnsupportedModelError
 from hush.per_example.functional import explain_jit, list_modules
 
 _PRECISE = (torch.float32, torch.float64)
@@ -88,28 +91,85 @@ def _refuse_model(model: nn.Module) -> None:
 def is_known_separate(model: nn.Module, losses: Any) -> bool:
     """Whether model and loss consist of parts of hush and of torch layers that treat every row separately, without
     hooks: a hook can replace the inputs and outputs of a layer."""
-    while hasattr(losses, "losses"):
-        if not _is_ours(type(losses)) or not _is_ours(getattr(losses, "augment", type(losses))):
+    return _is_ours(losses, set()) and not list_hooks(model) and all(map(_is_row_wise, model.modules()))
+
+
+def has_known_augmentation(losses: Any) -> bool:
+    """Whether every augmentation of these losses is one of hush. An augmentation sees a whole chunk, even where the
+    model is computed one example at a time."""
+    while losses is not None:
+        if not _is_ours(getattr(losses, "augment", None), set()):
             return False
-        losses = losses.losses
-    return _is_ours(losses) and not list_hooks(model) and all(map(_is_row_wise, model.modules()))
+        losses = getattr(losses, "losses", None)
+    return True
 
 
-def _is_ours(thing: Any) -> bool:
-    """Whether a class, or the code of a function, is in a module of hush; `functools.wraps` copies only the name."""
-    code = getattr(thing, "__func__", thing)
-    if isinstance(code, FunctionType):
-        return str(code.__globals__.get("__name__")).partition(".")[0] == "hush"
-    return (thing if isinstance(thing, type) else type(thing)).__module__.partition(".")[0] == "hush"
+_PLAIN = (bool, int, float, str, bytes, type(None), Tensor, torch.dtype, torch.device, torch.Generator)
+
+
+def _is_ours(thing: Any, seen: set[int]) -> bool:
+    """Whether a loss or an augmentation is code of hush, and so is everything that it holds: attributes, the object of
+    a bound method, the closure of a function. Unknown objects are not. `functools.wraps` copies only a name, so the
+    module of a function's code decides."""
+    if isinstance(thing, _PLAIN) or id(thing) in seen:
+        return True
+    seen.add(id(thing))
+    held: list[Any]
+    if isinstance(thing, Mapping):
+        held = [*thing.keys(), *thing.values()]
+    elif isinstance(thing, (list, tuple, set, frozenset)):
+        held = [*thing]
+    elif isinstance(thing, MethodType):
+        held = [thing.__func__, thing.__self__]
+    elif isinstance(thing, FunctionType):
+        if not _is_of_hush(str(thing.__globals__.get("__name__"))):
+            return False
+        cells = [cell.cell_contents for cell in thing.__closure__ or ()]
+        held = [*cells, *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values(), *vars(thing).values()]
+    elif isinstance(thing, type):
+        return _is_of_hush(thing.__module__)
+    elif _is_of_hush(type(thing).__module__):
+        held = list(getattr(thing, "__dict__", {}).values())
+    else:
+        return False
+    return all(_is_ours(part, seen) for part in held)
+
+
+def _is_of_hush(module: str) -> bool:
+    return module.partition(".")[0] == "hush"
 
 
 def _is_row_wise(module: nn.Module) -> bool:
-    if any(callable(getattr(type(module), name, None)) for name in vars(module)):  # a method replaced on the object
+    kind = type(module)
+    if any(callable(getattr(kind, name, None)) for name in vars(module)):  # a method replaced on the object
+        return False
+    if module._compiled_call_impl is not None:
+        return False
+    code = getattr(kind.forward, "__globals__", {}).get("__name__", "")  # a method replaced on the class
+    if not str(code).startswith(("torch.", "hush.")):
         return False
     if isinstance(module, (nn.Flatten, nn.Unflatten)):
         first = module.start_dim if isinstance(module, nn.Flatten) else module.dim
-        return type(module) in _ROW_WISE and isinstance(first, int) and first >= 1
-    return type(module) in _ROW_WISE or _is_ours(type(module))
+        return kind in _ROW_WISE and isinstance(first, int) and first >= 1
+    return kind in _ROW_WISE or _is_of_hush(kind.__module__)
+
+
+def check_surroundings() -> None:
+    """Raise if code outside of the model would take part in a step: modes that see every operation of torch, hooks that
+    replace the tensors saved for the backward pass, and inference mode."""
+    if torch.is_inference_mode_enabled():
+        raise RunStateError("a step cannot be taken inside torch.inference_mode(): use torch.no_grad() or leave it out")
+    functions: Any = _get_current_function_mode_stack
+    modes = [*functions(), *_get_current_dispatch_mode_stack()]
+    others = [type(mode) for mode in modes if not _is_defined_in(type(mode), ("torch", "hush"))]
+    if others:
+        raise UnsupportedModelError(
+            f"the mode {others[0].__name__} is active around a step and could mix examples: take steps outside of it"
+        )
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        raise UnsupportedModelError(
+            "saved_tensors_hooks are active around a step and could mix examples: take steps outside of them"
+        )
 
 
 _ROW_WISE = {nn.Sequential, nn.Linear, nn.ReLU, nn.Sigmoid, nn.Tanh, nn.Dropout, nn.Flatten, nn.Unflatten}
@@ -289,9 +349,19 @@ def list_hooks(model: nn.Module) -> dict[int, Any]:
 
 
 def _is_known(hook: Any) -> bool:
+    """Whether a hook is code of torch or hush. A module as a hook may hold modules of others."""
     own = getattr(hook, "__self__", hook)  # the object of a bound method
-    where = getattr(own, "__module__", None) or type(own).__module__
-    return str(where).split(".")[0] in ("torch", "hush")
+    if isinstance(own, FunctionType):
+        return str(own.__globals__.get("__name__")).split(".")[0] in ("torch", "hush")
+    return not isinstance(own, nn.Module) and _is_defined_in(type(own), ("torch", "hush"))
+
+
+def _is_defined_in(kind: type, packages: tuple[str, ...]) -> bool:
+    """Whether a class is what one of these packages has under its name."""
+    found: Any = sys.modules.get(kind.__module__)
+    for name in kind.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is kind and kind.__module__.split(".")[0] in packages
 
 
 def refuse_new_hooks(model: nn.Module, known: dict[int, Any]) -> None:

@@ -18,12 +18,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save
-from torch import nn
+from torch import Tensor, nn
 
 from hush._internal.storage import explain, make_directory, write_folder
 from hush._internal.text import dump_json
-from hush.errors import InvalidInputError
+from hush.errors import InvalidInputError, ReleaseError
 from hush.release.description import Description
 from hush.release.statement import page_of_card, text_of_card
 
@@ -66,7 +67,22 @@ def pack_release(model: nn.Module, card: Mapping[str, Any], description: Descrip
 
 def pack_weights(model: nn.Module) -> bytes:
     """The content of ``model.safetensors``: the same bytes for the same weights."""
-    return save({name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()})
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    state = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
+    for name, value in state.items():
+        own = tensors.get(name)
+        if own is not None and not _have_same_bits(value, own.detach().cpu()):
+            raise ReleaseError(
+                f"the state_dict of the model gives another '{name}' than the model has, as a state_dict hook can: "
+                "remove the hook, which the guarantee does not cover"
+            )
+    return save(state)
+
+
+def _have_same_bits(one: Tensor, other: Tensor) -> bool:
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(one.reshape(-1).view(torch.uint8), other.contiguous().reshape(-1).view(torch.uint8))
 
 
 def check_room(directory: Path, *, overwrite: bool) -> None:

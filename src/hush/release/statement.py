@@ -45,9 +45,9 @@ EXPLAINED = {  # assumptions, by how they begin, in words for everybody
         "The network was written for this training. It must compute every record separately from the others; the "
         "program compared some records with the same records computed alone"
     ),
-    "the model and its loss keep nothing of one example for another": (
-        "The network was written for this training. It must not remember one record while it computes the next; the "
-        "program cannot check this"
+    "the model and its loss use nothing of one example for another": (
+        "The network was written for this training. It must not remember or look up one record while it computes "
+        "another; the program cannot check this"
     ),
     guarantee.SECRET_SEED: (
         "The random numbers follow from a number that a person chose. Anyone who learns it can remove the noise"
