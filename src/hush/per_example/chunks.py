@@ -161,7 +161,7 @@ PRODUCT = 0.075  # one multiplication of a row by a matrix
 TOKEN = 0.05  # the same for a token
 CONVOLVED = 0.003  # one multiplication in a convolution, by the estimate of its positions below, which is a large one
 PIXEL = 250.0  # one pixel of a row in all layers between convolutions
-CHECK, SHARE = 1e9, 0.01  # checks that take longer than this and a share of the steps are avoided if possible
+WAITING = 2.0  # the time of the check before the first step counts twice, because users wait for it
 
 
 def list_sizes(microbatch: int) -> tuple[int, ...]:
@@ -198,10 +198,9 @@ def choose_rows(
         each += (convolved if len(shape) > 2 else linear) * math.prod(shape)
         fixed += CALL + WEIGHT * math.prod(shape)
 
-    def cost(size: int) -> tuple[bool, float]:
-        chunk, passes = fixed + size * each, _count_passes(size, moving)
+    def cost(size: int) -> float:
         trained = steps * (_expect_chunks(batch, size) if random else max(1, -(-batch // size)))
-        return passes * chunk > CHECK + SHARE * trained * chunk, (trained + passes) * chunk
+        return (trained + WAITING * _count_passes(size, moving)) * (fixed + size * each)
 
     sizes, most = list_sizes(microbatch), batch + (4 * math.sqrt(batch) if random else 0)
     enough = next((size for size in sizes if size >= most), sizes[-1])
