@@ -178,6 +178,33 @@ def test_what_is_the_same_in_every_batch_may_be_there(thing) -> None:
     refuse_other_parts(known, (ROWS, thing, {"a": Marked(ROWS)}), 2)
 
 
+class Mixing(torch.Tensor):
+    """A tensor that computes in its own way."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        (torch.Tensor.to_sparse, "sparse_coo"),
+        (torch.Tensor.to_sparse_csr, "sparse_csr"),
+        (lambda x: torch.nested.nested_tensor(list(x)), "nested"),
+        (lambda x: torch.nested.nested_tensor(list(x), layout=torch.jagged), "nested.*jagged"),
+        (lambda x: x.as_subclass(Mixing), "Mixing"),
+        (lambda x: nn.Parameter(x.as_subclass(Mixing)), "Mixing"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Sparse CSR")
+def test_tensors_that_are_not_dense_or_compute_in_their_own_way_are_no_data(form, said) -> None:
+    for data in (form(FEATURES[:, 0]), (LABELS, form(FEATURES[:, 0]))):
+        with pytest.raises(DataError, match=said):
+            as_source(data)
+    assert len(as_source(nn.Parameter(FEATURES))) == N
+
+
 # Data with another floating-point type than the model: one sentence before the run, only where it cannot work.
 
 

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+    TensorDataset,
+)
 
 from hush import InvalidInputError, make_plan
 from hush.accounting.guarantee import COLLATED, DRAWN, SHAPE, TAKEN, say_own_data
 from hush.checkpointing import Checkpoints
-from hush.data_source import as_source, check_rows, tensors_of
+from hush.data_source import _Items, as_source, check_rows, tensors_of
 from hush.errors import DataError, UnsupportedModelError
 from hush.per_example.chunks import MODES
 from hush.training import take_steps
@@ -99,6 +109,27 @@ def test_workers_do_what_comes_next_and_nothing_comes_from_the_wrong_batch(monke
     assert torch.equal(source.take(torch.tensor([3, 1]))[0], X[[3, 1]])
     assert torch.equal(source.take(torch.tensor([9, 9]))[0], X[[9, 9]])  # not promised
     assert here == [[9, 9]]
+
+
+class Several(Dataset):
+    """Items that depend on each other if several are read at once."""
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        return PAIRS[index]
+
+    def __getitems__(self, indices):
+        sign = -1 if len(indices) > 1 else 1
+        return [(sign * PAIRS[i][0], PAIRS[i][1]) for i in indices]
+
+
+@pytest.mark.parametrize("data", [Several(), Subset(Several(), range(N)), ConcatDataset([Several()])])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_workers_read_items_one_by_one_as_the_checks_do(data, workers) -> None:
+    assert same(trained(DataLoader(data, num_workers=workers)), trained((X, Y)))
+    assert pickle.dumps(_Items(data))  # for workers that are not forked
 
 
 def test_a_step_taken_again_with_a_fresh_secret_gets_its_own_rows() -> None:

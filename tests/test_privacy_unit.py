@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from array import array
 from collections import Counter
 from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
 from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -26,12 +31,39 @@ from hush.errors import InvalidInputError, NotProvenError, ResumeError
 from hush.methods import catalogue
 from hush.per_example.augmentation import Augmented
 from hush.plan import Plan
-from hush.privacy_unit import ROWS_PER_UNIT, UnitRows, Units, number_units, spread_rows
+from hush.privacy_unit import ROWS_PER_UNIT, UnitRows, Units, normalise_id, number_units, spread_rows
 from hush.randomness import Secret
 from hush.release.folder import CARD
 from hush.training import take_steps
 from replay import distance, recorded
 from unit_tables import CLIP, MOST, UNITS, Table, losses, make, make_model, make_table, params, start, trained
+
+
+class Kind(Enum):
+    """Three units, each one object."""
+
+    A, B, C = "a", "b", "c"
+
+
+class Person:
+    """Equal to itself only."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """Equal by its parts."""
+
+    name: Any
+
+
+class Hashed:
+    """Equal by its name, but found by its identity."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Hashed)
+
+    __hash__ = object.__hash__
+
 
 # how the rows of a unit are chosen
 
@@ -42,7 +74,14 @@ def test_units_are_numbered_as_they_appear_whatever_names_them() -> None:
         ["b", "a", "b", "c", "a"],
         np.array([7, 3, 7, 9, 3]),
         torch.tensor([7, 3, 7, 9, 3]),
-        (1, 2.5, 1, "x", 2.5),
+        (1, 2.5, 1, 7, 2.5),
+        [("b", 1), ("a", 1), ("b", 1.0), ("c", 1), ("a", 1)],
+        list(torch.tensor([7, 3, 7, 9, 3])),
+        list(torch.tensor([0.7, 0.3, 0.7, 0.9, 0.3])),
+        [torch.tensor(2**60 + 1), 2**60, 2**60 + 1, np.int64(7), torch.tensor(2**60)],
+        [datetime(2020, 1, day) for day in (2, 1, 2, 3, 1)],
+        [Kind.B, Kind.A, Kind.B, Kind.C, Kind.A],
+        [Key("b"), Key("a"), Key("b"), Key("c"), Key("a")],
     ):
         assert number_units(ids).tolist() == right
 
@@ -341,6 +380,80 @@ def test_columns_of_other_libraries_name_units_exactly() -> None:
     columns = (pa.array(large), pa.array(list(map(Decimal, large))), pa.chunked_array([large[:2], large[2:]]))
     for ids in (*columns, pa.array(list("abac")).dictionary_encode(), np.ma.array(large), memoryview(np.array(large))):
         assert number_units(ids).tolist() == [0, 1, 0, 2]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [Person, lambda: (Person(), 1), lambda: frozenset([Person()]), lambda: Key(Person()), Hashed, lambda: (ROW,)],
+)
+def test_objects_that_are_equal_to_themselves_only_are_refused(made: Any) -> None:
+    """A new one in each row would make a unit of each row."""
+    with pytest.raises(InvalidInputError, match="Person|Hashed|Tensor"):
+        number_units([made() for _ in range(4)])
+
+
+ROW = torch.tensor(5)
+WHEN = datetime(2020, 1, 1)
+KINDS: dict[str, tuple[Any, Any]] = {
+    "number|str": (5, "5"),
+    "number|str, of torch": (torch.tensor(5), "5"),
+    "float32|number": (torch.tensor(0.1), 0.1),
+    "float32|number, a third": (np.float32(1 / 3), 1 / 3),
+    "datetime64|datetime.datetime": (np.datetime64(WHEN, "ns"), WHEN),
+    "date|datetime": (date(2020, 1, 1), WHEN),
+    "without a time zone|with a time zone": (WHEN, WHEN.replace(tzinfo=UTC)),
+    "Kind|str": (Kind.A, "a"),
+    "Fraction|number": (Fraction(1, 3), 1 / 3),
+    "UUID|str": (UUID(int=5), UUID(int=5).hex),
+    "Decimal|str": (Decimal("1.50"), "1.5"),
+    "bool|str": (True, "1"),
+    "bool|number, which are equal": (True, 1),
+    "complex|str": (1 + 0j, "1"),
+    "str.*Decimal|str.*str": (("a", Decimal("1.50")), ("a", "1.5")),
+    "Key of .bool|Key of .str": (Key(True), Key("1")),
+}
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+def test_values_of_two_kinds_are_refused_and_only_the_kinds_are_named(kinds: str) -> None:
+    one, other = KINDS[kinds]
+    for ids in ([one, other], [other, one, one], np.array([one, other, None], object)[:2]):
+        with pytest.raises(InvalidInputError) as error:
+            number_units(ids)
+        said = str(error.value)
+        assert all(re.search(kind, said) for kind in kinds.partition(", ")[0].split("|"))
+        assert not any(str(value) in said for value in (one, other) if len(str(value)) > 3 and value is not True)
+
+
+@pytest.mark.parametrize(
+    "one", ["\u034f", "\u3164", "\uffa0", "\u115f", "\u17b4", "\u180b", "\u2065", "\ufff0", "\U000e0fff", "\u2800"]
+)
+@pytest.mark.parametrize(
+    "made", [list, np.array, lambda names: [(name, 1) for name in names], lambda n: list(map(Key, n))]
+)
+def test_a_name_with_an_invisible_character_is_not_another_unit(one: str, made: Any) -> None:
+    for other in (f"an{one}na", f"anna{one}"):
+        with pytest.raises(InvalidInputError):
+            number_units(made(["anna", other]))
+    assert normalise_id(f"an{one}na") == "anna"
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        ([b"\x01\xc8", b"\x02\xc8"], "hex"),
+        (list(np.array([(1, 2.0), (2, 2.0)], "i4,f4")), "void"),
+        (np.array([(1, 2.0), (2, 2.0)], "i4,f4"), "void"),
+        (list(np.array([b"ab", b"cd"], "V2")), "void"),
+        ([torch.zeros(2), torch.zeros(2)], r"\(2,\)"),
+        ([torch.tensor(1.0, dtype=torch.bfloat16)], "bfloat16"),
+        (list(torch.tensor([2.0**24, 1.0])), "too large"),
+        ([frozenset([None])], "no unit"),
+    ],
+)
+def test_ids_that_are_no_text_or_number_are_refused_for_what_they_are(ids: Any, said: str) -> None:
+    with pytest.raises(InvalidInputError, match=said):
+        number_units(ids)
 
 
 def test_names_of_bytes_that_are_no_text_are_different() -> None:

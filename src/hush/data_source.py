@@ -6,12 +6,14 @@ import copy
 from collections import UserDict, deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import (
+    ConcatDataset,
     DataLoader,
     Dataset,
     IterableDataset,
@@ -70,6 +72,20 @@ def describe_replaced(loader: DataLoader[Any]) -> str:
     )
 
 
+@dataclass(frozen=True)
+class _Items(Dataset[Any]):
+    """A dataset without all but its length and items: a worker would call ``__getitems__``, if there is one, which may
+    mix the items of a batch and which neither the checks nor `Collated` call."""
+
+    dataset: Any
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
+
+
 class Prefetch:
     """A loader's workers, prefetching batches that will be requested: they are used in order, or not at all."""
 
@@ -114,7 +130,7 @@ class Prefetch:
         with here:  # a loader seeds its workers from the global generator, which belongs to the user
             self._coming = iter(
                 DataLoader(
-                    theirs.dataset,
+                    _Items(theirs.dataset),
                     batch_sampler=_Noted(self._future(), self._promised),
                     collate_fn=theirs.collate_fn,
                     num_workers=theirs.num_workers,
@@ -293,6 +309,12 @@ def _of_loader(loader: DataLoader[Any]) -> Collated:
 def _as_tensor(array: Tensor | np.ndarray) -> Tensor:
     """A tensor that shares the array's memory if that is writable, otherwise a copy."""
     if isinstance(array, Tensor):
+        _check_dense(array, "the data")
+        if type(array) not in (Tensor, nn.Parameter):
+            raise DataError(
+                f"the data is a tensor of type {type(array).__name__}, which may compute in its own way, also across "
+                "examples: convert it with data.as_subclass(torch.Tensor)"
+            )
         return array
     try:
         return torch.from_numpy(array if array.flags.writeable else array.copy())
@@ -301,6 +323,15 @@ def _as_tensor(array: Tensor | np.ndarray) -> Tensor:
             f"a numpy array of {array.dtype} cannot be used as data: convert it to contiguous numbers, for example "
             "with np.ascontiguousarray(array, dtype='float32')"
         ) from error
+
+
+def _check_dense(tensor: Tensor, where: str) -> None:
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        layout = f"{'nested, ' if tensor.is_nested else ''}{tensor.layout}"
+        raise DataError(
+            f"{where} is a sparse or nested tensor ({layout}), so its examples have no common shape: convert it to a "
+            "dense tensor"
+        )
 
 
 def _count(source: Source) -> int:
@@ -322,20 +353,41 @@ def is_made_by_user_code(source: Source) -> bool:
     return type(source).__module__.partition(".")[0] != "hush"
 
 
+Places = dict[tuple[int, ...], list[NDArray[np.int64]]]
+
+
 def check_repeats(source: Source) -> None:
-    """Raise if a Subset holds an example several times, as for oversampling: it would contribute several times."""
+    """Raise if a Subset or ConcatDataset holds an example several times, as for oversampling: it would contribute
+    several times."""
     dataset = source.dataset if isinstance(source, Collated) else None
-    positions = None
-    while isinstance(dataset, Subset):
-        own, whole = np.asarray(list(map(int, dataset.indices)), np.int64), cast("Any", dataset.dataset)
-        own, dataset = np.where(own < 0, own + len(whole), own), whole
-        positions = own if positions is None else own[positions]
-    if positions is not None and len(different := np.unique(positions)) < len(positions):
+    if not isinstance(dataset, (Subset, ConcatDataset)):
+        return
+    found: Places = {}
+    _trace(dataset, np.arange(len(dataset)), found)
+    different = sum(len(np.unique(np.concatenate(places))) for places in found.values())
+    if different < len(dataset):
         raise DataError(
-            f"the {len(positions)} examples of a Subset are {len(different)} different ones, and one that is repeated "
-            "would count for more than its clip norm: list every index once, or make all copies of an example one unit "
-            "by giving the indices as its units"
+            f"the {len(dataset)} examples of a {type(dataset).__name__} are {different} different ones, and one that "
+            "is repeated would count for more than its clip norm: list every example once, or make all copies of an "
+            "example one unit by giving its index as their unit"
         )
+
+
+def _trace(dataset: Any, places: NDArray[np.int64], found: Places) -> None:
+    """Find, for each dataset that holds examples itself, which of them are at these places."""
+    if (places < 0).any():
+        places = np.where(places < 0, places + len(dataset), places)
+    if isinstance(dataset, Subset):
+        _trace(dataset.dataset, np.asarray(list(map(int, dataset.indices)), np.int64)[places], found)
+    elif isinstance(dataset, ConcatDataset):
+        ends = np.asarray(dataset.cumulative_sizes, np.int64)
+        whose = np.searchsorted(ends, places, side="right")
+        for number, part in enumerate(dataset.datasets):
+            start = ends[number - 1] if number else 0
+            _trace(part, places[whose == number] - start, found)
+    else:
+        whole = dataset.tensors if type(dataset) is TensorDataset else (dataset,)
+        found.setdefault(tuple(map(id, whole)), []).append(places)
 
 
 def is_drawn_again(source: Source) -> bool:
@@ -433,11 +485,7 @@ def list_parts(content: Any, place: str = "") -> Parts:
     """A comparable description of every part of a nested content: type and shape (without examples) of a tensor, length
     of a container, or the value itself; "" for anything that cannot be compared."""
     if isinstance(content, Tensor):
-        if content.is_nested or content.layout is not torch.strided:
-            raise DataError(
-                f"the tensor at content{place} is sparse or nested, so its examples have no common shape: convert it "
-                "to a dense tensor"
-            )
+        _check_dense(content, f"content{place}")
         kind = type(content)  # a subclass may compute otherwise
         name = "" if kind is Tensor else f", {kind.__module__}.{kind.__qualname__}"
         return {place: f"{TENSOR} of {content.dtype}, {tuple(content.shape[1:])}{name}"}

@@ -31,7 +31,9 @@ import re
 import unicodedata
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from datetime import datetime, time
+from enum import Enum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +52,10 @@ from hush.randomness import Secret, streams
 """Largest number of rows of a unit that are averaged, by default."""
 MOST_ROWS = 4096  # upper limit of rows_per_unit: every unit of a batch takes the space of that many rows
 NOBODY = "some rows have no unit: every row belongs to one, so name it or leave those rows out"
+_VOID = (
+    "units cannot be values of numpy's type void (records or raw bytes): give one number or text for each row, or a "
+    "tuple of them"
+)
 _WHOLE = re.compile(r"([+-]?[0-9]+)\.0*")
 
 
@@ -226,8 +232,9 @@ def unflatten(rows: Any, most: int) -> Any:
 
 def number_units(ids: Any) -> NDArray[np.int64]:
     """Each row's unit as a number, in the order of first appearance. A row without a unit is refused, and so are names
-    that one person may be called by twice: 101 and "101", "101" and "101 " or "101.0", "Anna" and "anna".
-    Floating-point numbers that do not tell all whole numbers apart are refused too: two persons may have become one."""
+    that one person may be called by twice: values of several kinds, objects that are equal to themselves only, "101"
+    and "101 " or "101.0", "Anna" and "anna". Floating-point numbers that do not tell all whole numbers apart are
+    refused too: two persons may have become one."""
     ids = _to_array(ids)
     if isinstance(ids, Tensor) and ids.is_floating_point():
         _refuse_merged(bool((ids.abs() >= 2.0 / torch.finfo(ids.dtype).eps).any()))
@@ -240,14 +247,29 @@ def number_units(ids: Any) -> NDArray[np.int64]:
         if ids.dtype.kind in "US":
             _check_names(different.tolist())
         return np.argsort(np.argsort(first))[where.reshape(-1)].astype(np.int64)
-    values = _list_ids(ids)
+    values = list(map(_to_scalar, _list_ids(ids)))
     seen: dict[Hashable, int] = {}
     try:
         numbers = [seen.setdefault(value, len(seen)) for value in values]
     except TypeError as error:
         raise InvalidInputError("a row's unit must be something hashable: a number or a text for each row") from error
-    _check_names(seen)
+    _check_names(seen, values)
     return np.asarray(numbers, np.int64)
+
+
+def _to_scalar(value: Any) -> Any:
+    """A tensor without dimensions, whose hash is its identity, as the number of numpy that has its precision."""
+    if isinstance(value, np.void):
+        raise InvalidInputError(_VOID)
+    if not isinstance(value, Tensor):
+        return value
+    try:
+        return value.detach().cpu().numpy().reshape(())[()]
+    except (TypeError, ValueError, RuntimeError) as error:  # several values, or a type that numpy does not have
+        raise InvalidInputError(
+            f"a unit is a tensor of shape {tuple(value.shape)} and type {value.dtype}, which is no number of numpy: "
+            "give one number or text for each row"
+        ) from error
 
 
 def _to_array(ids: Any) -> Any:
@@ -266,13 +288,73 @@ def _to_array(ids: Any) -> Any:
 def _names_nobody(value: Any) -> bool:
     if isinstance(value, (str, bytes)):
         return not value.strip()
-    return any(map(_names_nobody, value)) if isinstance(value, tuple) else value is None or _differs_from_itself(value)
+    if (parts := _split(value)) is not None:
+        return any(map(_names_nobody, parts))
+    return value is None or _differs_from_itself(value)
+
+
+def _split(value: Any) -> tuple[Any, ...] | None:
+    """The parts of a key of several parts; None for any other."""
+    if isinstance(value, (tuple, frozenset)):
+        return tuple(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return tuple(getattr(value, field.name) for field in fields(value) if field.compare)
+    return None
+
+
+_KINDS: dict[type, str] = {
+    **dict.fromkeys((int, float, np.float64), "number"),  # which Python compares exactly
+    **dict.fromkeys((str, np.str_), "str"),
+    **dict.fromkeys((bytes, np.bytes_), "bytes"),
+    **dict.fromkeys((bool, np.bool_), "bool"),
+}
+
+
+def _find_kind(value: Any) -> tuple[Hashable, str]:
+    """What a unit's name is: a key, equal only for values that are equal if they name the same, and its description,
+    which does not hold the value."""
+    kind: Any = type(value)
+    if (known := _KINDS.get(kind)) is not None:
+        return known, known
+    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    if isinstance(value, np.integer):
+        return "number", "number"
+    if isinstance(value, np.generic):
+        return (kind, value.dtype), str(value.dtype)
+    if isinstance(value, Enum):  # each of its values is one object
+        return kind, name
+    if isinstance(value, Tensor) or kind.__eq__ is object.__eq__ or kind.__hash__ is object.__hash__:
+        raise InvalidInputError(
+            f"units of type {name} are equal to themselves only, so every object would be a unit of its own: give a "
+            "number or a text for each row"
+        )
+    if (found := _split(value)) is not None:
+        parts = list(map(_find_kind, found))
+        parts = sorted(set(parts), key=str) if isinstance(value, frozenset) else parts
+        return (kind, *(key for key, _ in parts)), f"{name} of ({', '.join(said for _, said in parts)})"
+    if isinstance(value, (datetime, time)):
+        zoned = value.tzinfo is not None
+        return (kind, zoned), f"{name} {'with' if zoned else 'without'} a time zone"
+    return (kind, str(getattr(value, "type", ""))), name  # a scalar of pyarrow has a type
+
+
+def _refuse_kinds(values: Sequence[Any]) -> None:
+    types = set(map(type, values))
+    if types <= _KINDS.keys() and len({_KINDS[kind] for kind in types}) < 2:
+        return
+    kinds = dict(map(_find_kind, values))
+    if len(kinds) > 1:
+        one, other, *_ = kinds.values()
+        raise InvalidInputError(
+            f"the units are of two kinds, {one} and {other}, and one unit may be written in both: give all units as "
+            "values of one kind, such as text"
+        )
 
 
 def _is_inexact(value: Any) -> bool:
     """Whether a floating-point number does not tell all whole numbers apart."""
-    if isinstance(value, tuple):
-        return any(map(_is_inexact, value))
+    if (parts := _split(value)) is not None:
+        return any(map(_is_inexact, parts))
     known = isinstance(value, (float, complex, np.inexact))
     return known and bool(abs(value) >= 2.0 / float(np.finfo(type(value)).eps))
 
@@ -285,16 +367,23 @@ def _refuse_merged(inexact: bool) -> None:
         )
 
 
-def _check_names(names: Iterable[Any]) -> None:
+def _check_names(names: Iterable[Any], values: Sequence[Any] = ()) -> None:
     """Refuse names (each once) of nobody, of several persons, and those that look the same on paper: each would be a
-    unit of its own."""
+    unit of its own. ``values`` are the names of all rows, of which those that are equal may be of several kinds."""
     names = list(names)
     if any(map(_names_nobody, names)):
         raise InvalidInputError(NOBODY)
     _refuse_merged(any(map(_is_inexact, names)))
+    _refuse_kinds(values)
     written: dict[Hashable, Any] = {}
     for name in names:
         if written.setdefault(_write(name), name) is not name:
+            if isinstance(name, bytes):
+                raise InvalidInputError(
+                    "there are two units of bytes that differ, read as text, only in spaces, case, invisible "
+                    "characters or how they are written, and may be one and the same: write every unit in one way, or "
+                    "give bytes that are no text as hexadecimal digits, as by id.hex()"
+                )
             raise InvalidInputError(
                 "there are two units that differ only in how they are written, as 101 from '101', '101 ' or '101.0', "
                 "or 'Anna' from 'anna', and may be one and the same: write every unit in one way, or number the units"
@@ -312,14 +401,20 @@ def strip_id(text: str) -> str:
     return text.strip().strip("\x00").strip()
 
 
+_IGNORABLE = re.compile(
+    "[\u00ad\u034f\u061c\u115f-\u1160\u17b4-\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
+    "\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+    "\u2800]"
+)
+"""Unicode's Default_Ignorable_Code_Point, which `unicodedata` does not have, and the braille pattern without dots."""
+
+
 def _drop_invisible(text: str) -> str:
     """The text without what no reader sees: control and format characters (a byte-order mark, a zero-width space, a
-    soft hyphen) and variation selectors."""
-    return text if text.isascii() and text.isprintable() else "".join(c for c in text if not _is_invisible(c))
-
-
-def _is_invisible(character: str) -> bool:
-    return unicodedata.category(character) in ("Cc", "Cf") or "\ufe00" <= character <= "\ufe0f"
+    soft hyphen), and what a font shows nothing for (joiners, fillers, variation selectors)."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(c for c in _IGNORABLE.sub("", text) if unicodedata.category(c) not in ("Cc", "Cf"))
 
 
 NORMALISATIONS: tuple[tuple[str, Callable[[str], str]], ...] = (
@@ -341,8 +436,8 @@ def normalise_id(text: str) -> str:
 
 def _write(name: Any) -> Hashable:
     """A name on paper, without what may be a difference in spelling alone."""
-    if isinstance(name, tuple):
-        return tuple(map(_write, name))
+    if (parts := _split(name)) is not None:
+        return (frozenset if isinstance(name, frozenset) else tuple)(map(_write, parts))
     return normalise_id(name.decode("utf-8", "surrogateescape") if isinstance(name, bytes) else str(name))
 
 
@@ -358,6 +453,8 @@ def _list_ids(ids: Any) -> Iterable[Any]:
     if isinstance(ids, (Tensor, np.ndarray)):
         if ids.ndim != 1:
             raise InvalidInputError("units need one value per row: give a list, or a one-dimensional array or tensor")
+        if isinstance(ids, np.ndarray) and ids.dtype.kind == "V":
+            raise InvalidInputError(_VOID)
         return list(ids.tolist())
     if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
         raise InvalidInputError("units need one value per row: give a list, or a one-dimensional array or tensor")

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from safetensors.torch import load_file
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from hush import RunStateError, Secret, UnsupportedModelError, make_plan
 from hush.accounting.guarantee import SECRET_GIVEN
@@ -472,6 +472,33 @@ def test_an_example_that_a_subset_repeats_is_refused_unless_its_copies_are_one_u
     whose = [place % 24 for place in REPEATED]
     run = plan_for(20, unit="person", arithmetic="fast").start(seeded_linear(), cross_entropy, data, unit=whose)
     assert len(run.source) == 20
+
+
+WHOLE = TensorDataset(X, Y)
+OVERLAPPING = {
+    "twice": WHOLE + WHOLE,
+    "the same tensors": WHOLE + TensorDataset(X, Y),
+    "parts of one": Subset(WHOLE, range(24)) + Subset(WHOLE, [-1, *range(23)]),
+    "of several parts": Subset(WHOLE + TensorDataset(X + 1, Y) + WHOLE, [*range(24), *range(48, 72)]),
+    "within": ConcatDataset([Subset(WHOLE + WHOLE, range(12, 48)), Subset(WHOLE, range(12))]),
+}
+
+
+@pytest.mark.parametrize("which", OVERLAPPING)
+@pytest.mark.parametrize("loaded", [False, True])
+def test_joined_datasets_that_share_examples_are_refused_unless_their_copies_are_one_unit(which, loaded):
+    data = DataLoader(OVERLAPPING[which]) if loaded else OVERLAPPING[which]
+    with pytest.raises(DataError, match="48.*24"):
+        plan_for(48).start(seeded_linear(), cross_entropy, data)
+    plan_for(24, unit="person", arithmetic="fast").start(
+        seeded_linear(), cross_entropy, data, unit=[i % 24 for i in range(48)]
+    )
+
+
+def test_joined_datasets_without_common_examples_are_data():
+    first, second = Subset(WHOLE, range(10)), Subset(WHOLE, range(10, 24))
+    data = Subset(first + second + TensorDataset(X + 1, Y), [-1, *range(47)])
+    assert len(plan_for(48).start(seeded_linear(), cross_entropy, data).source) == 48
 
 
 def test_a_subset_without_repeats_is_data():

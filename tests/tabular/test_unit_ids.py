@@ -128,6 +128,10 @@ DIFFERENCES = {
     "zero width": ("anna", "an\u200bna", "invisible"),
     "byte-order mark": ("\ufeffanna", "anna", "invisible"),
     "soft hyphen": ("an\u00adna", "anna", "invisible"),
+    "joiner": ("anna", "an\u034fna", "invisible"),
+    "Hangul filler": ("anna\u3164", "anna", "invisible"),
+    "variation selector": ("anna", "anna\U000e0100", "invisible"),
+    "empty braille": ("anna", "an\u2800na", "invisible"),
     "whole number": ("12", "12.0", "'.0'"),
     "several": ("Anna", "anna ", "case"),
 }

@@ -125,7 +125,8 @@ def read_owner_array(path: Path, unit: str, rows: int, *, test: bool = False, no
     named = values.dtype.kind in "iubUSf" and values.dtype.type is not np.longdouble  # which would be rounded
     if values.ndim != 1 or len(values) != rows or not named:
         raise InvalidInputError(
-            f"the array '{name}' of '{path}' must name the unit of each row: one number or text for each"
+            f"the array '{name}' of '{path}' has the shape {values.shape} and the type {values.dtype}, but to name the "
+            f"unit of each of {rows} rows it needs one number of at most 64 bits or one text for each"
         )
     what = f"the array '{name}' of '{path}'"
     different, where = np.unique(values, return_inverse=True)
