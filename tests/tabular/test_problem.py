@@ -349,8 +349,8 @@ def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     names |= {"plan_releases": plan_releases, "take_releases": take_releases}
     shown = [line for line in (releases.__doc__ or "").splitlines() if line.startswith("    ")]
     exec(textwrap.dedent("\n".join(shown)), names)
-    assert names["told"].keys() == {"private_ranges", "private_class_weights"}
-    assert list(names["told"]["private_class_weights"]) == ["u", "v"]
-    (low, high) = names["told"]["private_ranges"]["x"]
+    assert names["released"].keys() == {"private_ranges", "private_class_weights"}
+    assert list(names["released"]["private_class_weights"]) == ["u", "v"]
+    (low, high) = names["released"]["private_ranges"]["x"]
     column = names["problem"].schema.features[0]
     assert (column.low, column.high, column.awaited) == (low, high, False)
