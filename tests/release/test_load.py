@@ -284,7 +284,7 @@ def test_folders_without_a_release(tmp_path) -> None:
     old = tmp_path / "old"
     release_own(old)
     (old / "model.json").unlink()
-    with pytest.raises(InvalidInputError, match="models"):
+    with pytest.raises(InvalidInputError, match="model.json"):
         hush.load(old)
     assert hush.load(old, model=logistic(4, 2)).description == Description("other")
 

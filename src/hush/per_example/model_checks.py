@@ -104,7 +104,7 @@ def has_known_augmentation(losses: Any) -> bool:
     return True
 
 
-_PLAIN = (bool, int, float, str, bytes, type(None), Tensor, torch.dtype, torch.device, torch.Generator)
+_PLAIN = (bool, int, float, str, bytes, type(None), Tensor, torch.dtype, torch.device)
 
 
 def _is_ours(thing: Any, seen: set[int]) -> bool:
