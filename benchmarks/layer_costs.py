@@ -57,19 +57,19 @@ def layer(settings: tuple[int, ...]) -> Windowed:
     inputs, outputs, side, kernel, stride, padding, *added = settings
     x = torch.randn(N, inputs, side, side)
     if added:
-        weight, optimizer = (
+        weight, rule = (
             torch.randn(inputs, outputs, kernel, kernel),
             Convolution.transpose(2, stride, padding, added[0], 1, 1),
         )
     else:
         weight = torch.randn(outputs, inputs, kernel, kernel)
-        optimizer = Convolution.of(2, stride, padding, 1, 1, weight.shape[2:])
-    return Windowed(optimizer, x, torch.randn_like(optimizer.forward(x, weight, None)), weight)
+        rule = Convolution.of(2, stride, padding, 1, 1, weight.shape[2:])
+    return Windowed(rule, x, torch.randn_like(rule.forward(x, weight, None)), weight)
 
 
 def ordinary(term: Windowed) -> Any:
     """The weight gradient of ordinary training."""
-    settings = term.optimizer._settings()
+    settings = term.rule._settings()
     return torch.ops.aten.convolution_backward(term.gy, term.x, term.weight, None, *settings, [False, True, False])
 
 

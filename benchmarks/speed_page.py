@@ -33,13 +33,8 @@ SIZES = (8, 32, 128)
 PARTS = {  # the flags of step_time.py, or of fine_tuning.py
     "peers": f'--engines "plain SGD,hush,Opacus ghost,torch.func" {COMMON} --batches 256 --threads 1 --repeats 5 '
     "--patience 0.5",
-    "everybody": '--engines "plain SGD,hush,Opacus hooks,Opacus functorch,Opacus ew,Opacus ghost,torch.func" '
-    f"{COMMON} --batches 256 --threads 1 --repeats 5 --patience 0.5",
-    "jax": '--engines "plain SGD,jax_privacy" --models MLP,LeNet-5,P1,P2 --batches 256 --threads 1 --repeats 3',
     "batches": f'--engines "plain SGD,hush" {COMMON} --batches 64,1024 --threads 1 --repeats 4 --patience 5',
     "threads": f'--engines "plain SGD,hush" {COMMON} --batches 256 --threads 2 --repeats 5',
-    "large": '--engines "plain SGD,hush" --models ResNet-18,Transformer --batches 64 --threads 1 --repeats 3 '
-    "--patience 30",
     "transformers": f'--models "{FAMILIES}" --batches {",".join(map(str, SIZES))} --rounds 5',
 }
 SCRIPTS = {"arithmetic": "arithmetic.py", "transformers": "fine_tuning.py"}
@@ -103,11 +98,6 @@ def show_mean() -> str:
     return f"Together: {ours}, {peers}."
 
 
-def show_everybody() -> str:
-    """All engines; JAX has threads of its own, whose time would count for the others."""
-    return _with_command("everybody", rows(read()["everybody"])) + "\n\n" + _with_command("jax", rows(read()["jax"]))
-
-
 def show_batches() -> str:
     """Time per example of small and large batches."""
     found: dict[str, dict[int, dict[str, float]]] = {}
@@ -126,8 +116,8 @@ def show_batches() -> str:
 
 
 def show_others() -> str:
-    """Two threads, and larger models."""
-    return _with_command("threads", rows(read()["threads"])) + "\n\n" + _with_command("large", rows(read()["large"]))
+    """Two threads."""
+    return _with_command("threads", rows(read()["threads"]))
 
 
 def show_transformers() -> str:
@@ -136,7 +126,10 @@ def show_transformers() -> str:
     for result in read()["transformers"]:
         found.setdefault((result["model"], result["trained"]), {})[result["batch"]] = result
     sizes = " / ".join(map(str, SIZES))
-    lines = [f"| model | trained | SGD, ms | hush, batch {sizes} | Opacus, {sizes} | memory, {sizes} |", "|---" * 6 + "|"]
+    lines = [
+        f"| model | trained | SGD, ms | hush, batch {sizes} | Opacus, {sizes} | memory, {sizes} |",
+        "|---" * 6 + "|",
+    ]
     for (model, trained), by_batch in found.items():
         each = [by_batch.get(size) for size in SIZES]
         seconds = [{} if one is None else one["seconds"] for one in each]
@@ -174,7 +167,6 @@ def _with_command(part: str, table: str) -> str:
 SECTIONS = {
     "peers": show_peers,
     "mean": show_mean,
-    "everybody": show_everybody,
     "batches": show_batches,
     "others": show_others,
     "transformers": show_transformers,
