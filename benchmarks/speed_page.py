@@ -29,16 +29,16 @@ PAGES = (DOCS / "speed.md", DOCS / "results" / "step-time.md")
 MODELS = "MLP,LeNet-5,P1,P2,P3"
 COMMON = f"--models {MODELS}"
 FAMILIES = "BERT,RoBERTa,DistilBERT,GPT-2,Llama,Qwen2,T5 encoder,ViT"
-SIZES = (8, 32, 128)
+SIZES = (32, 128)
 PARTS = {  # the flags of step_time.py, or of fine_tuning.py
     "peers": f'--engines "plain SGD,hush,Opacus ghost,torch.func" {COMMON} --batches 256 --threads 1 --repeats 5 '
     "--patience 0.5",
     "batches": f'--engines "plain SGD,hush" {COMMON} --batches 64,1024 --threads 1 --repeats 4 --patience 5',
     "threads": f'--engines "plain SGD,hush" {COMMON} --batches 256 --threads 2 --repeats 5',
-    "transformers": f'--models "{FAMILIES}" --batches {",".join(map(str, SIZES))} --rounds 5',
+    "transformers": f'--models "{FAMILIES}" --batches {",".join(map(str, SIZES))} --rounds 2',
 }
 SCRIPTS = {"arithmetic": "arithmetic.py", "transformers": "fine_tuning.py"}
-QUICK = {"arithmetic": "--models MLP --rounds 1 --steps 2", "transformers": "--models BERT --batches 8 --rounds 1"}
+QUICK = {"arithmetic": "--models MLP --rounds 1 --steps 2", "transformers": "--models BERT --batches 32 --rounds 1"}
 Results = list[dict[str, Any]]
 
 
@@ -121,7 +121,7 @@ def show_others() -> str:
 
 
 def show_transformers() -> str:
-    """Transformers with all weights, LoRA or a head, at three batch sizes."""
+    """Transformers with all weights, LoRA or a head, at two batch sizes."""
     found: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
     for result in read()["transformers"]:
         found.setdefault((result["model"], result["trained"]), {})[result["batch"]] = result
