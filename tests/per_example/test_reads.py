@@ -614,7 +614,16 @@ class Named:
         return -out
 
 
-@pytest.mark.parametrize("hook", [Named(), nn.DataParallel(nn.Identity())])
+@torch.no_grad()
+def decorated(module, given, out):
+    return -out
+
+
+undone = torch.no_grad()(lambda module, given, out: -out)  # the same, with the name of torch's module
+undone.__module__ = "torch.utils._contextlib"
+
+
+@pytest.mark.parametrize("hook", [Named(), nn.DataParallel(nn.Identity()), decorated, undone])
 def test_a_hook_that_is_not_of_torch_may_mix_examples(hook):
     model = logistic(4, 3)
     model.register_forward_hook(hook)

@@ -124,8 +124,12 @@ def _is_ours(thing: Any, seen: set[int]) -> bool:
     elif isinstance(thing, FunctionType):
         if not _is_of_hush(str(thing.__globals__.get("__name__"))):
             return False
-        cells = [cell.cell_contents for cell in thing.__closure__ or ()]
-        held = [*cells, *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values(), *vars(thing).values()]
+        held = [
+            *_list_closure(thing),
+            *(thing.__defaults__ or ()),
+            *(thing.__kwdefaults__ or {}).values(),
+            *vars(thing).values(),
+        ]
     elif isinstance(thing, type):
         return _is_of_hush(thing.__module__)
     elif _is_of_hush(type(thing).__module__):
@@ -139,14 +143,23 @@ def _is_of_hush(module: str) -> bool:
     return module.partition(".")[0] == "hush"
 
 
+def _list_closure(function: FunctionType) -> list[Any]:
+    found = []
+    for cell in function.__closure__ or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:  # a name that has no value yet
+            continue
+    return found
+
+
 def _is_row_wise(module: nn.Module) -> bool:
     kind = type(module)
     if any(callable(getattr(kind, name, None)) for name in vars(module)):  # a method replaced on the object
         return False
     if module._compiled_call_impl is not None:
         return False
-    code = getattr(kind.forward, "__globals__", {}).get("__name__", "")  # a method replaced on the class
-    if not str(code).startswith(("torch.", "hush.")):
+    if not _is_known(kind.forward):  # a method replaced on the class
         return False
     if isinstance(module, (nn.Flatten, nn.Unflatten)):
         first = module.start_dim if isinstance(module, nn.Flatten) else module.dim
@@ -349,10 +362,13 @@ def list_hooks(model: nn.Module) -> dict[int, Any]:
 
 
 def _is_known(hook: Any) -> bool:
-    """Whether a hook is code of torch or hush. A module as a hook may hold modules of others."""
+    """Whether a hook or a method is code of torch or hush. A module as a hook may hold modules of others, and a
+    decorator of torch (``@torch.no_grad()``) holds the function of others in its closure."""
     own = getattr(hook, "__self__", hook)  # the object of a bound method
     if isinstance(own, FunctionType):
-        return str(own.__globals__.get("__name__")).split(".")[0] in ("torch", "hush")
+        modules = (own.__globals__.get("__name__"), own.__module__)
+        ours = all(str(module).split(".")[0] in ("torch", "hush") for module in modules)
+        return ours and all(map(_is_known, filter(callable, _list_closure(own))))
     return not isinstance(own, nn.Module) and _is_defined_in(type(own), ("torch", "hush"))
 
 
